@@ -1,0 +1,36 @@
+"""CPU backend for vLLM: a platform plugin.
+
+The host calls :func:`register` in every process to ask whether this platform applies, and
+:func:`register_general` before a configuration is made.  Importing this package loads neither
+torch nor vllm.
+"""
+
+from __future__ import annotations
+
+import logging
+
+__version__ = "0.1.0"
+
+logger = logging.getLogger(__name__)
+
+PLATFORM = "cpu_backend.platform.CpuBackendPlatform"
+
+
+def register() -> str | None:
+    """The platform class for this process, or None when the host should go on without it."""
+    from cpu_backend import activation, compat
+
+    decision = activation.decide()
+    if not decision.active:
+        logger.log(logging.WARNING if decision.unexpected else logging.DEBUG, decision.reason)
+        return None
+    compat.prepare_process()
+    return PLATFORM
+
+
+def register_general() -> None:
+    """Take over where ``VLLM_TARGET_DEVICE=cpu`` made the host skip platform plugins."""
+    from cpu_backend import activation, compat
+
+    if activation.decide().active:
+        compat.replace_in_tree_platform()

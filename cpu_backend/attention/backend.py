@@ -1,0 +1,280 @@
+"""The attention backend of the host's registry: decoder, encoder and cross attention.
+
+One forward does what the host's layers ask for in two calls: it writes this step's keys and values
+into the paged cache, then attends over it (``csrc/kernels/attention.h``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionLayer,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.utils import get_num_attention_heads_from_layers
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    KVCacheLayout,
+)
+
+from cpu_backend.errors import ConfigError
+
+# The kernels take any multiple of 16; these are the sizes that the tests run.
+HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_ENCODER_TYPES = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+
+
+class CpuBackendAttention(AttentionBackend):
+    """What the host may ask of this backend."""
+
+    forward_includes_kv_cache_update: bool = True
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float32", "bfloat16", "float16"]
+
+    @staticmethod
+    def get_name() -> str:
+        """A member of the host's backend enum; the in-tree CPU backend's, which this replaces."""
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> type[CpuBackendAttentionImpl]:
+        return CpuBackendAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CpuBackendMetadataBuilder]:
+        return CpuBackendMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return list(HEAD_SIZES)
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Pages ordered by head: [blocks, kv_heads, block_size, 2 * head_size]."""
+        return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in (
+            AttentionType.DECODER,
+            AttentionType.ENCODER,
+            AttentionType.ENCODER_ONLY,
+            AttentionType.ENCODER_DECODER,
+        )
+
+
+@dataclass(frozen=True)
+class StepMetadata:
+    """One step's attention over one group of layers; tensors are the host's, not copies.
+
+    query_start_loc [requests + 1], seq_lens [requests] and block_table [requests, pages] int32,
+    slot_mapping [tokens] int64; plan: the opaque work list of ``_C::get_scheduler_metadata``.
+    """
+
+    num_actual_tokens: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    plan: torch.Tensor
+    causal: bool
+    dynamic_causal: torch.Tensor | None
+    encoder_cache: torch.Tensor | None
+
+
+class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
+    """Plans the work of a step once for all layers of a group."""
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.spec = kv_cache_spec
+        self.dtype = vllm_config.model_config.dtype
+        self.num_heads = get_num_attention_heads_from_layers(
+            vllm_config, layer_names
+        ) or vllm_config.model_config.get_num_attention_heads(vllm_config.parallel_config)
+        self.window = _shared_window(vllm_config, layer_names)
+        self.is_cross = isinstance(kv_cache_spec, CrossAttentionSpec)
+        self.is_encoder = isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> StepMetadata:
+        """See the host's builder; nothing is copied."""
+        common = common_attn_metadata
+        dynamic = common.causal if isinstance(common.causal, torch.Tensor) else None
+        causal = bool(common.causal) if dynamic is None and not self.is_cross else False
+        block_table, slot_mapping = common.block_table_tensor, common.slot_mapping
+        encoder_cache = None
+        if self.is_encoder:
+            block_table, slot_mapping, encoder_cache = self._encoder_pages(common)
+        plan = torch.ops._C.get_scheduler_metadata.default(
+            common.num_reqs,
+            self.num_heads,
+            self.spec.num_kv_heads,
+            self.spec.head_size,
+            common.seq_lens,
+            self.dtype,
+            common.query_start_loc,
+            causal,
+            self.window,
+            "",
+            True,
+            dynamic,
+        )
+        return StepMetadata(
+            common.num_actual_tokens,
+            common.query_start_loc,
+            common.seq_lens,
+            block_table,
+            slot_mapping,
+            plan,
+            causal,
+            dynamic,
+            encoder_cache,
+        )
+
+    def _encoder_pages(
+        self, common: CommonAttentionMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Pages for one step: encoder-only models keep no cache, the kernel wants one."""
+        block_size = self.spec.block_size
+        pages = (common.seq_lens + block_size - 1) // block_size
+        first = torch.cumsum(pages, 0) - pages
+        width = torch.arange(int(pages.max()), dtype=torch.int32)
+        block_table = (first[:, None] + width[None, :]).to(torch.int32)
+        positions = torch.cat([torch.arange(int(n)) for n in common.query_start_loc.diff()])
+        slot_mapping = torch.empty(len(positions), dtype=torch.int64)
+        torch.ops._C.compute_slot_mapping_kernel_impl(
+            common.query_start_loc, positions, block_table, slot_mapping, block_size
+        )
+        shape = (int(pages.sum()), self.spec.num_kv_heads, block_size, 2 * self.spec.head_size)
+        return block_table, slot_mapping, torch.zeros(shape, dtype=self.dtype)
+
+
+def _shared_window(config: VllmConfig, layer_names: list[str]) -> int:
+    """The sliding window that all layers of the group share, else -1: then no page is skipped in
+    the plan, and each layer masks by its own window."""
+    layers = get_layers_from_vllm_config(config, Attention, layer_names)
+    windows = {getattr(layer.impl, "sliding_window", -1) for layer in layers.values()}
+    return windows.pop() if len(windows) == 1 else -1
+
+
+class CpuBackendAttentionImpl(AttentionImpl):
+    """The forward of one layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        if head_size % 16 or not 16 <= head_size <= 512:
+            raise ConfigError(
+                f"head size {head_size} is not supported by cpu_backend: "
+                "multiples of 16 up to 512 are."
+            )
+        if kv_cache_dtype not in CpuBackendAttention.supported_kv_cache_dtypes:
+            raise ConfigError(
+                f"--kv-cache-dtype {kv_cache_dtype} is not supported by cpu_backend yet: "
+                "leave it at 'auto'."
+            )
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes)
+        self.sliding_window = sliding_window or -1
+        self.softcap = logits_soft_cap or 0.0
+        self.attn_type = attn_type
+        self.shares_kv = kv_sharing_target_layer_name is not None
+        self.sinks = sinks
+        self._write = torch.ops._C.cpu_attn_reshape_and_cache.default
+        self._attend = torch.ops._C.cpu_attention_with_kv_cache.default
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """query, output [tokens, heads, head_size]; key, value [tokens, kv_heads, head_size];
+        kv_cache [blocks, kv_heads, block_size, 2 * head_size].  Without metadata (profiling) the
+        output is returned as it is."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("cpu_backend does not quantize attention outputs.")
+        step = attn_metadata
+        if step is None:
+            return output
+        if step.encoder_cache is not None:
+            kv_cache = step.encoder_cache
+        blocks, heads, block_size, _ = kv_cache.shape
+        pages = kv_cache.view(blocks, heads, 2 * block_size, self.head_size)
+        keys, values = pages[:, :, :block_size], pages[:, :, block_size:]
+        if key is not None and value is not None and not self.shares_kv:
+            self._write(key, value, keys, values, step.slot_mapping, "")
+        tokens = step.num_actual_tokens
+        self._attend(
+            query[:tokens],
+            keys,
+            values,
+            output[:tokens],
+            step.query_start_loc,
+            step.seq_lens,
+            self.scale,
+            step.causal,
+            self.alibi_slopes,
+            self.sliding_window,
+            step.block_table,
+            self.softcap,
+            step.plan,
+            self.sinks,
+            step.dynamic_causal,
+        )
+        return output

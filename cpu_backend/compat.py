@@ -1,0 +1,130 @@
+"""The ledger of patches on the host: what, why, and when each may go.
+
+| patch                          | why                                       | until             |
+|--------------------------------|-------------------------------------------|-------------------|
+| prepare_process: V1 runner     | the V2 runner is written in Triton        | V2 runs on a CPU  |
+| prepare_process: CUDA variable | an empty CUDA_VISIBLE_DEVICES makes the   | the host asks the |
+|                                | host believe Triton works                 | driver instead    |
+| accept_device_argument         | the host dropped --device in 2025         | it comes back     |
+| replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
+| keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
+| pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def prepare_process() -> None:
+    """Settings that must stand before the host imports its Triton layer."""
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    accept_device_argument()
+
+
+# ---- --device and device= ------------------------------------------------------------------------
+
+DEVICES = ("auto", "cpu")
+
+
+def add_device_argument(parser: Any) -> None:
+    """``--device {auto,cpu}``, once per parser; it only confirms what this platform computes on."""
+    if "--device" not in parser._option_string_actions:
+        parser.add_argument(
+            "--device",
+            choices=DEVICES,
+            default="auto",
+            help="Device to compute on. cpu_backend provides the CPU.",
+        )
+
+
+class _WhenLoaded(importlib.abc.MetaPathFinder):
+    """Runs ``action(module)`` at the first import after ``module`` has been loaded completely.
+
+    The platform is resolved in the middle of importing the module to patch, so the patch has to
+    wait until the import that is under way has ended.
+    """
+
+    def __init__(self, module: str, action: Callable[[Any], None]) -> None:
+        self._module = module
+        self._action = action
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+        module = sys.modules.get(self._module)
+        spec = getattr(module, "__spec__", None)
+        if module is not None and not getattr(spec, "_initializing", False):
+            sys.meta_path.remove(self)
+            self._action(module)
+
+
+def accept_device_argument() -> None:
+    """Let ``EngineArgs(device="cpu")`` (so ``LLM(device="cpu")``) and its parsers take a device."""
+    name = "vllm.engine.arg_utils"
+    if not any(isinstance(finder, _WhenLoaded) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenLoaded(name, _patch_engine_args))
+
+
+def _patch_engine_args(module: Any) -> None:
+    for cls in (module.EngineArgs, module.AsyncEngineArgs):
+        cls.__init__ = _without_device(cls.__init__)
+    add_cli_args = module.EngineArgs.add_cli_args
+
+    @functools.wraps(add_cli_args)
+    def with_device(parser: Any, *args: Any, **kwargs: Any) -> Any:
+        parser = add_cli_args(parser, *args, **kwargs)
+        add_device_argument(parser)
+        return parser
+
+    module.EngineArgs.add_cli_args = staticmethod(with_device)
+
+
+def _without_device(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, device: str = "auto", **kwargs: Any) -> None:
+        if str(device) not in DEVICES:
+            raise ValueError(f"device={device!r} is not available here: choose 'cpu' or 'auto'.")
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
+# ---- platform and worker -------------------------------------------------------------------------
+
+
+def replace_in_tree_platform() -> None:
+    """Turn the host's own CPU platform object, which every module shares, into this one."""
+    from vllm.platforms import current_platform
+    from vllm.platforms.cpu import CpuPlatform
+
+    if type(current_platform) is CpuPlatform:
+        from cpu_backend.platform import CpuBackendPlatform
+
+        prepare_process()
+        current_platform.__class__ = CpuBackendPlatform
+        current_platform.import_kernels()
+
+
+def keep_thread_count() -> None:
+    """Make ``torch.set_num_threads`` a no-op: the pool is bound and sized by the worker."""
+    import torch
+
+    def keep(threads: int) -> None:
+        del threads
+
+    torch.set_num_threads = keep
+
+
+def pack_linear_weights() -> None:
+    """Have the host's linear layers pack their weights with this project's op."""
+    from vllm.model_executor.layers import utils
+
+    from cpu_backend.layers import linear
+
+    utils.dispatch_cpu_unquantized_gemm = linear.pack_unquantized

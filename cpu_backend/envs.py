@@ -1,0 +1,47 @@
+"""Every environment variable this backend reads, in one table.
+
+Variables of the host keep the host's names and meanings; the rest start with ``CPU_BACKEND_``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """Name, default as text, and one line for ``python -m cpu_backend.info``."""
+
+    name: str
+    default: str
+    meaning: str
+
+    def get(self) -> str:
+        """The value, or the default when unset or empty."""
+        return os.environ.get(self.name, "") or self.default
+
+
+ISA = Variable("CPU_BACKEND_ISA", "", "force an instruction set: avx512, avx2, neon, vxe or scalar")
+DEVICE = Variable("CPU_BACKEND_DEVICE", "", "'cpu' activates the backend on a host with a GPU")
+START_METHOD = Variable(
+    "VLLM_WORKER_MULTIPROC_METHOD", "fork", "how the engine process starts: fork or spawn"
+)
+KVCACHE_SPACE = Variable("VLLM_CPU_KVCACHE_SPACE", "", "KV cache in GiB (fractions too); unset: auto")
+OMP_THREADS_BIND = Variable(
+    "VLLM_CPU_OMP_THREADS_BIND", "auto", "auto, nobind, all, or CPU lists with | between ranks"
+)
+NUM_OF_RESERVED_CPU = Variable(
+    "VLLM_CPU_NUM_OF_RESERVED_CPU", "", "cores per rank left to the rest of the server"
+)
+VISIBLE_MEMORY_NODES = Variable("CPU_VISIBLE_MEMORY_NODES", "", "NUMA nodes to use, as a list")
+
+ALL = (
+    ISA,
+    DEVICE,
+    START_METHOD,
+    KVCACHE_SPACE,
+    OMP_THREADS_BIND,
+    NUM_OF_RESERVED_CPU,
+    VISIBLE_MEMORY_NODES,
+)

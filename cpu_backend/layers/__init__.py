@@ -1,0 +1,25 @@
+"""The layers of the host that this backend replaces: one visible list."""
+
+from __future__ import annotations
+
+import functools
+
+
+@functools.cache
+def register_all() -> None:
+    """Swap the classes below; runs in the worker before a model is built."""
+    from vllm.model_executor.custom_op import CustomOp
+
+    from cpu_backend import compat
+    from cpu_backend.layers import activation, norm
+
+    compat.pack_linear_weights()
+    for name, cls in (
+        ("RMSNorm", norm.CpuRMSNorm),
+        ("SiluAndMul", activation.CpuSiluAndMul),
+        ("GeluAndMul", activation.CpuGeluAndMul),
+        ("NewGELU", activation.CpuNewGELU),
+        ("FastGELU", activation.CpuFastGELU),
+        ("QuickGELU", activation.CpuQuickGELU),
+    ):
+        CustomOp.register_oot(cls, name=name)

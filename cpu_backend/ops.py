@@ -1,0 +1,124 @@
+"""The native library: loading it, and the only names of ``torch.ops.cpu_backend`` in Python."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cpu_backend.errors import ConfigError
+
+LIBRARY = Path(__file__).parent / "_ops.so"
+
+
+@dataclass(frozen=True)
+class Library:
+    """What the loaded library says about itself."""
+
+    target: str
+    runnable: tuple[str, ...]
+    built: tuple[str, ...]
+    torch: str
+
+
+@functools.cache
+def load() -> Library:
+    """Load the library once; the ops of ``_C`` and ``cpu_backend`` exist afterwards.
+
+    Raises ConfigError when it is missing, built for another torch, or asked for an instruction
+    set that this CPU or build lacks.
+    """
+    if not LIBRARY.exists():
+        raise ConfigError(
+            f"cpu_backend was installed without its native library {LIBRARY.name}; "
+            "reinstall it with `pip install --no-build-isolation .` beside torch."
+        )
+    try:
+        torch.ops.load_library(str(LIBRARY))
+    except OSError as error:
+        raise ConfigError(_load_failure(error)) from error
+    try:
+        fields = _describe()
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(str(error).splitlines()[0]) from error
+    built, running = fields["torch"], torch.__version__.partition("+")[0]
+    if built.split(".")[:2] != running.split(".")[:2]:
+        raise ConfigError(_torch_mismatch(built, running))
+    _register_fakes()
+    return Library(
+        fields["target"],
+        tuple(fields["runnable"].split(",")),
+        tuple(fields["built"].split(",")),
+        built,
+    )
+
+
+def _describe() -> dict[str, str]:
+    text: str = torch.ops.cpu_backend.describe()
+    return dict(part.split("=", 1) for part in text.split(";"))
+
+
+def _torch_mismatch(built: str, running: str) -> str:
+    return (
+        f"cpu_backend was built for torch {built} and this is torch {running}: "
+        f"install torch=={built}, or rebuild with `pip install --no-build-isolation .`."
+    )
+
+
+def _load_failure(error: OSError) -> str:
+    data = LIBRARY.read_bytes()
+    marker = data.find(b";torch=")
+    running = torch.__version__.partition("+")[0]
+    built = data[marker + 7 :].split(b"\0", 1)[0].decode(errors="replace") if marker >= 0 else ""
+    if "undefined symbol" in str(error) and built and built != running:
+        return _torch_mismatch(built, running)
+    return f"cpu_backend cannot load {LIBRARY.name}: {error}."
+
+
+def _register_fakes() -> None:
+    @torch.library.register_fake("cpu_backend::linear")
+    def _(
+        x: torch.Tensor, handle: int, out_features: int, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return x.new_empty((*x.shape[:-1], out_features))
+
+
+def bind_threads(cpus: tuple[int, ...]) -> bool:
+    """One compute thread on each CPU; False where the system forbids it (the count still holds)."""
+    return bool(torch.ops.cpu_backend.bind_threads(list(cpus)))
+
+
+def set_num_threads(threads: int) -> None:
+    """Size of the thread pool, unbound."""
+    torch.ops.cpu_backend.set_num_threads(threads)
+
+
+def bind_memory(nodes: tuple[int, ...]) -> str:
+    """'bind', 'preferred', or why this process's memory cannot be bound to the NUMA nodes."""
+    return str(torch.ops.cpu_backend.bind_memory(list(nodes)))
+
+
+class PackedLinear:
+    """A linear weight [out_features, in_features] in this target's packed order.
+
+    Owns the native copy; the tensor it was made from may be freed.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.out_features = weight.shape[0]
+        self._release = torch.ops._C.release_dnnl_matmul_handler.default
+        self._linear = torch.ops.cpu_backend.linear.default
+        self._handle: int = torch.ops._C.create_onednn_mm_handler(weight.t(), 0)
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in_features] to [..., out_features]; ``weight`` is the host's and not read."""
+        result: torch.Tensor = self._linear(x, self._handle, self.out_features, bias)
+        return result
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", 0):
+            self._release(handle)

@@ -1,0 +1,163 @@
+"""The platform that the host selects: its configuration, as a list of named steps."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms.cpu import CpuPlatform
+
+from cpu_backend import envs, ops
+from cpu_backend.errors import ConfigError
+from cpu_backend.runtime import memory
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger("vllm.cpu_backend")
+
+EXECUTOR = "cpu_backend.worker.executor.CPUExecutor"
+WORKER = "cpu_backend.worker.worker.CPUWorker"
+ATTENTION = "cpu_backend.attention.backend.CpuBackendAttention"
+BLOCK_SIZE = 128  # tokens of a KV page: eight vectors of AVX-512, 16 KiB of bf16 at head size 64
+
+
+class CpuBackendPlatform(CpuPlatform):
+    """A CPU to the host (``PlatformEnum.CPU``), with this project's workers and kernels."""
+
+    # Nothing is compiled at run time unless the user asks for compiled mode.
+    simple_compile_backend: str = "eager"
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Load this project's library in place of the host's ``_C``."""
+        ops.load()
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        """A custom op per attention layer is only of use to the compiler."""
+        from vllm.config import CompilationMode, get_current_vllm_config_or_none
+
+        config = get_current_vllm_config_or_none()
+        return config is None or config.compilation_config.mode != CompilationMode.NONE
+
+    @classmethod
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
+        """This project's attention; MLA and sparse attention are not supported yet."""
+        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
+            raise NotImplementedError(
+                "cpu_backend does not support MLA or sparse attention yet; "
+                "models with full or sliding-window attention are supported."
+            )
+        return ATTENTION
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """The one Triton kernel that serving on the host's V1 runner calls."""
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        from cpu_backend.worker.slot_mapping import compute_slot_mapping
+
+        register_kernels(
+            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
+        )
+
+    @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        """Give ``--device`` back to the host's command line."""
+        from cpu_backend.compat import add_device_argument
+
+        if parser is not None:
+            add_device_argument(parser)
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        """Run eagerly on fused ops unless the user chose a compilation mode."""
+        from vllm.config import CompilationMode
+
+        compilation = vllm_config.compilation_config
+        if compilation.mode is None:
+            compilation.mode = CompilationMode.NONE
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Called for every configuration the host builds; each step may run again."""
+        _set_block_size(vllm_config)
+        _set_kv_cache_space(vllm_config)
+        _set_executor(vllm_config)
+        _switch_off_gpu_features(vllm_config)
+        _set_compilation(vllm_config)
+        _set_environment(vllm_config)
+
+
+def _set_block_size(config: VllmConfig) -> None:
+    cache = config.cache_config
+    if not cache.user_specified_block_size:
+        cache.block_size = BLOCK_SIZE
+    elif cache.block_size % 16:
+        raise ConfigError(
+            f"--block-size {cache.block_size} is not supported on the CPU: "
+            "choose a multiple of 16, or leave it out."
+        )
+
+
+def _set_kv_cache_space(config: VllmConfig) -> None:
+    requested = memory.parse_kvcache_space(envs.KVCACHE_SPACE.get())
+    if requested is None:
+        return
+    status = memory.read_memory_status()
+    if requested > status.total:
+        gib = 1 << 30
+        raise ConfigError(
+            f"VLLM_CPU_KVCACHE_SPACE asks for {requested / gib:.2f} GiB but the {status.limited_by} "
+            f"has {status.total / gib:.2f} GiB in all: choose less, or unset it for automatic size."
+        )
+    config.cache_config.kv_cache_memory_bytes = requested
+
+
+def _set_executor(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    if parallel.worker_cls == "auto":
+        parallel.worker_cls = WORKER
+    # One rank computes in the engine's own process: no extra hop per step.
+    if parallel.world_size == 1 and parallel.distributed_executor_backend in (None, "uni"):
+        parallel.distributed_executor_backend = EXECUTOR
+    parallel.disable_custom_all_reduce = True
+
+
+def _switch_off_gpu_features(config: VllmConfig) -> None:
+    # The step runs on the scheduler's own thread, so there is nothing to overlap with.
+    config.scheduler_config.async_scheduling = False
+    if config.parallel_config.enable_dbo:
+        logger.warning("Dual-batch overlap needs a GPU and is switched off.")
+        config.parallel_config.enable_dbo = False
+    config.compilation_config.cudagraph_capture_sizes = []
+    config.profiler_config.torch_profiler_dump_cuda_time_total = False
+
+
+def _set_compilation(config: VllmConfig) -> None:
+    from vllm.config import CompilationMode
+
+    compilation = config.compilation_config
+    if config.lora_config is not None:
+        compilation.mode = CompilationMode.NONE
+    if compilation.mode == CompilationMode.VLLM_COMPILE:
+        # Piecewise compilation is made for CUDA graphs; the CPU traces the model once.
+        compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
+        compilation.ir_enable_torch_wrap = False
+        compilation.inductor_compile_config.update(
+            {"dce": True, "size_asserts": False, "epilogue_fusion": True}
+        )
+
+
+def _set_environment(config: VllmConfig) -> None:
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", envs.START_METHOD.default)
+    os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the engine's process may have no children
+    os.environ["LOCAL_WORLD_SIZE"] = str(config.parallel_config.tensor_parallel_size)
+    # A thread pool in the server's process would not survive the fork and has nothing to do.
+    torch.set_num_threads(1)

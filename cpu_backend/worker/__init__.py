@@ -1,0 +1,1 @@
+"""Executor, worker and model runner: the host's classes, on this project's runtime."""

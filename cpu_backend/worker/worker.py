@@ -1,0 +1,143 @@
+"""The worker of one rank: binds cores and memory, loads the model, sizes the KV cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import vllm.v1.worker.cpu.shm  # noqa: F401 - replaces torch.cuda streams and events; must come first
+
+# isort: split
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from cpu_backend import compat, info, layers, ops
+from cpu_backend.runtime import memory, threads, topology
+from cpu_backend.worker.model_runner import CPUModelRunner
+
+logger = init_logger("vllm.cpu_backend")
+
+class CPUWorker(Worker):
+    """The host's worker with everything about the device replaced."""
+
+    model_runner: CPUModelRunner
+
+    def init_device(self) -> None:
+        """Threads and memory first: what is allocated later lands where they are."""
+        self.started = time.perf_counter()
+        self.device = torch.device("cpu")
+        self.library = ops.load()
+        self.binding = self._bind()
+        layers.register_all()
+        # The host's shared-memory collectives tell servers on one machine apart by this.
+        os.environ["VLLM_DIST_IDENT"] = (
+            self.distributed_init_method.removeprefix("file://").rsplit("/", 1)[-1].split(":")[-1]
+        )
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.local_rank,
+            current_platform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+        self.model_runner = CPUModelRunner(self.vllm_config, self.device)
+
+    def _bind(self) -> info.Binding:
+        """Bind this rank's threads and memory, or go on unbound where the system forbids it."""
+        topo = topology.read_topology()
+        plan = threads.plan_threads(
+            topo,
+            topology.read_limits(topo),
+            threads.ThreadSettings.from_env(),
+            self.local_rank,
+            self.parallel_config.local_world_size,
+        )
+        threads.apply(plan)
+        if not plan.cpus:
+            ops.set_num_threads(plan.num_threads)
+        elif not ops.bind_threads(plan.cpus):
+            logger.warning(
+                "The system forbids binding threads to CPUs (sched_setaffinity); running unbound."
+            )
+        compat.keep_thread_count()
+        outcome = ""
+        if plan.node is not None and len(topo.nodes) > 1:
+            outcome = ops.bind_memory((plan.node,))
+            if outcome != "bind":
+                logger.warning("Memory is not bound to NUMA node %d: %s.", plan.node, outcome)
+        self.node = plan.node
+        self.node_ranks = plan.node_ranks
+        return info.Binding(plan.num_threads, plan.cpus, plan.node, plan.reason, outcome)
+
+    def determine_available_memory(self) -> int:
+        """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
+        status = memory.read_memory_status(
+            self.node,
+            local_ranks=self.parallel_config.local_world_size,
+            node_ranks=self.node_ranks,
+        )
+        budget = memory.plan_kv_bytes(
+            self.cache_config.kv_cache_memory_bytes,
+            status,
+            useful_bytes=self._useful_kv_bytes(),
+        )
+        self.kv_explanation = budget.explanation
+        return budget.bytes
+
+    def _useful_kv_bytes(self) -> int:
+        """What max_num_seqs requests of full length would fill; more than that is never used."""
+        with set_current_vllm_config(self.vllm_config):
+            specs = self.model_runner.get_kv_cache_spec().values()
+        per_request = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in specs)
+        return per_request * self.scheduler_config.max_num_seqs
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Allocate the cache and say how it was sized."""
+        super().initialize_from_config(kv_cache_config)
+        block_size = self.cache_config.block_size
+        tokens = kv_cache_config.num_blocks * block_size
+        max_len = self.model_config.max_model_len
+        logger.info(
+            "cpu_backend: KV cache holds %s tokens, %.1f requests of %s tokens: %s",
+            f"{tokens:,}",
+            tokens / max_len,
+            f"{max_len:,}",
+            self.kv_explanation,
+        )
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """A short warm-up, then the banner."""
+        self.model_runner.warming_up_model()
+        warm_seconds = self.model_runner.warm_up()
+        set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
+        for line in info.banner(self.library, self.binding, str(self.model_config.dtype)):
+            logger.info("cpu_backend: %s", line)
+        logger.info(
+            "cpu_backend: ready %.1f s after the worker started (loading and packing %.1f s, "
+            "warm-up %.1f s)",
+            time.perf_counter() - self.started,
+            self.model_runner.load_seconds,
+            warm_seconds,
+        )
+        compilation = self.vllm_config.compilation_config
+        return CompilationTimes(
+            language_model=compilation.compilation_time,
+            encoder=compilation.encoder_compilation_time,
+        )
+
+    def sleep(self, level: int = 1) -> None:
+        """Refused: there is no second memory to move weights to."""
+        raise RuntimeError("sleep mode is not supported on the CPU; stop the server instead.")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Refused like :meth:`sleep`."""
+        raise RuntimeError("sleep mode is not supported on the CPU.")
+
+_ = envs  # the table documents what the modules above read

@@ -1,0 +1,79 @@
+// Fills the kernel table for the target being compiled; included by dispatch/targets/*.cpp only.
+#include "dispatch/kernel_table.h"
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/gemm.h"
+#include "kernels/kv_cache.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "kernels/sample.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+// f(T{}) with the storage type that `dtype` names.
+template <class F>
+CPU_BACKEND_INLINE auto with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return f(bf16_t{});
+    case DType::kFloat16:
+      return f(fp16_t{});
+    case DType::kFloat32:
+      break;
+  }
+  return f(float{});
+}
+
+const KernelTable kTable = {
+    CPU_BACKEND_TARGET_NAME,
+    kPanelWidth,
+    kWidePanels,
+    gemm_scratch_floats(),
+    [](DType type, const NormArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
+    },
+    [](DType type, const ActivationArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { activation<decltype(t)>(args, rows); });
+    },
+    [](DType type, const RopeArgs& args, Slice tokens) {
+      with_type(type, [&](auto t) { rope<decltype(t)>(args, tokens); });
+    },
+    [](DType type, const WriteKvArgs& args, Slice tokens) {
+      with_type(type, [&](auto t) { write_kv<decltype(t)>(args, tokens); });
+    },
+    attend_scratch_floats,
+    [](DType type, const AttendArgs& args, const AttendItem& item, float* scratch) {
+      with_type(type, [&](auto t) { attend<decltype(t)>(args, item, scratch); });
+    },
+    [](DType type, const AttendArgs& args, const MergeItem& item, float* scratch) {
+      with_type(type, [&](auto t) { merge_partials<decltype(t)>(args, item, scratch); });
+    },
+    [](DType type, int64_t n, int64_t k) {
+      return with_type(type, [&](auto t) { return packed_elements<decltype(t)>(n, k); });
+    },
+    [](DType type, const PackArgs& args, Slice panels) {
+      with_type(type, [&](auto t) { pack_weight<decltype(t)>(args, panels); });
+    },
+    [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
+      with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
+    },
+    [](DType type, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows) {
+      with_type(type, [&](auto t) { to_float_rows<decltype(t)>(x, x_stride, y, size, rows); });
+    },
+    [](DType type, const void* x, int64_t size) {
+      return with_type(
+          type, [&](auto t) { return argmax_row(static_cast<const decltype(t)*>(x), size); });
+    },
+    [](DType type, const void* x, int64_t size, uint64_t seed) {
+      return with_type(type, [&](auto t) {
+        return gumbel_argmax_row(static_cast<const decltype(t)*>(x), size, seed);
+      });
+    },
+};
+
+}  // namespace CPU_BACKEND_NAMESPACE
+
+namespace cpu_backend {
+extern const KernelTable* const CPU_BACKEND_TABLE_SYMBOL;
+const KernelTable* const CPU_BACKEND_TABLE_SYMBOL = &CPU_BACKEND_TARGET::kTable;
+}  // namespace cpu_backend

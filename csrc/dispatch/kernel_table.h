@@ -1,0 +1,36 @@
+// Everything the layers above may ask of a target: one table of functions per instruction set.
+//
+// The first argument of each entry is the storage type of activations, weights or cache; the rest
+// is what the kernel of the same name in kernels/ documents.
+#pragma once
+
+#include "core/slice.h"
+#include "core/view.h"
+
+namespace cpu_backend {
+
+struct KernelTable {
+  const char* target;
+  int panel_width;  // columns of one packed weight panel
+  int wide_panels;  // panels that a single row takes at a time
+  int64_t gemm_scratch_floats;
+
+  void (*rms_norm)(DType, const NormArgs&, Slice rows);
+  void (*activation)(DType, const ActivationArgs&, Slice rows);
+  void (*rope)(DType, const RopeArgs&, Slice tokens);
+  void (*write_kv)(DType, const WriteKvArgs&, Slice tokens);
+
+  int64_t (*attend_scratch_floats)(int head_dim, int block_size);
+  void (*attend)(DType, const AttendArgs&, const AttendItem&, float* scratch);
+  void (*merge_partials)(DType, const AttendArgs&, const MergeItem&, float* scratch);
+
+  int64_t (*packed_elements)(DType, int64_t n, int64_t k);
+  void (*pack_weight)(DType, const PackArgs&, Slice panels);
+  void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
+  void (*to_float_rows)(DType, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows);
+
+  int64_t (*argmax_row)(DType, const void* x, int64_t size);
+  int64_t (*gumbel_argmax_row)(DType, const void* x, int64_t size, uint64_t seed);
+};
+
+}  // namespace cpu_backend

@@ -1,0 +1,60 @@
+#include "dispatch/select.h"
+
+namespace cpu_backend {
+
+#if defined(__x86_64__)
+extern const KernelTable* const k_avx512_table;
+extern const KernelTable* const k_avx2_table;
+#elif defined(__aarch64__)
+extern const KernelTable* const k_neon_table;
+#elif defined(__s390x__)
+extern const KernelTable* const k_vxe_table;
+#endif
+extern const KernelTable* const k_scalar_table;
+
+namespace {
+
+#if defined(__x86_64__)
+// The compiler's own feature test covers CPUID and whether the system saves the registers (XCR0).
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+}  // namespace
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all = {
+#if defined(__x86_64__)
+      {"avx512", k_avx512_table, has_avx512()},
+      {"avx2", k_avx2_table, has_avx2()},
+#elif defined(__aarch64__)
+      {"neon", k_neon_table, true},
+#elif defined(__s390x__)
+      // The build's baseline is z14, so a CPU that loaded this library has the facility.
+      {"vxe", k_vxe_table, true},
+#endif
+      {"scalar", k_scalar_table, true},
+  };
+  return all;
+}
+
+const KernelTable* select_table(const char* requested, std::string* error) {
+  const std::string wanted = requested ? requested : "";
+  std::string runnable;
+  for (const Target& target : targets()) {
+    if (!target.runnable) continue;
+    if (wanted.empty() || wanted == target.name) return target.table;
+    runnable += (runnable.empty() ? "" : ", ") + std::string(target.name);
+  }
+  *error = "CPU_BACKEND_ISA=" + wanted + " is not available: this CPU and build can run " +
+           runnable + "; unset CPU_BACKEND_ISA to take the best of them.";
+  return nullptr;
+}
+
+}  // namespace cpu_backend

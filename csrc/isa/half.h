@@ -1,0 +1,74 @@
+// Storage formats of 16 bits and their exact scalar conversions: the definition that the vector
+// conversions of isa/vec.h are tested against.  Values are held as integers, so byte order never
+// matters outside a memcpy of the whole value.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace cpu_backend {
+
+// Distinct types, so that an overload can never take one format for the other.
+enum class bf16_t : uint16_t {};
+enum class fp16_t : uint16_t {};
+
+static inline uint32_t float_bits(float x) {
+  uint32_t u;
+  memcpy(&u, &x, sizeof u);
+  return u;
+}
+static inline float bits_float(uint32_t u) {
+  float x;
+  memcpy(&x, &u, sizeof x);
+  return x;
+}
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(bf16_t h) { return bits_float(static_cast<uint32_t>(h) << 16); }
+static inline float to_float(fp16_t h) {
+  const uint32_t u = static_cast<uint32_t>(h);
+  const uint32_t sign = (u & 0x8000u) << 16;
+  const uint32_t exponent = (u >> 10) & 31u;
+  const uint32_t mantissa = u & 0x3ffu;
+  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24, exact in fp32
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return bits_float(float_bits(magnitude) | sign);
+  }
+  if (exponent == 31) return bits_float(sign | 0x7f800000u | (mantissa << 13));
+  return bits_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+// Round to nearest even; NaN stays NaN (quiet).
+static inline bf16_t round_to_bf16(float x) {
+  const uint32_t u = float_bits(x);
+  if (x != x) return static_cast<bf16_t>((u >> 16) | 0x40u);
+  return static_cast<bf16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+static inline fp16_t round_to_fp16(float x) {
+  const uint32_t u = float_bits(x);
+  const uint32_t sign = (u >> 16) & 0x8000u;
+  const uint32_t a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return static_cast<fp16_t>(sign | 0x7e00u);
+  if (a >= 0x477ff000u) return static_cast<fp16_t>(sign | 0x7c00u);  // >= 65520 rounds to inf
+  if (a < 0x38800000u) {  // below 2^-14: the addition rounds to multiples of 2^-24
+    return static_cast<fp16_t>(sign | (float_bits(bits_float(a) + 0.5f) - 0x3f000000u));
+  }
+  return static_cast<fp16_t>(sign | (((a + 0xfffu + ((a >> 13) & 1u)) >> 13) - (112u << 10)));
+}
+
+template <class T>
+static inline T round_to(float x);
+template <>
+inline float round_to<float>(float x) {
+  return x;
+}
+template <>
+inline bf16_t round_to<bf16_t>(float x) {
+  return round_to_bf16(x);
+}
+template <>
+inline fp16_t round_to<fp16_t>(float x) {
+  return round_to_fp16(x);
+}
+
+}  // namespace cpu_backend

@@ -1,0 +1,98 @@
+// Elementary functions on Vec, written once for every target.
+//
+// Polynomials and ranges are those of the Cephes library (S. Moshier, single precision); the error
+// bounds are what tests/kernels/test_math.cpp measures over the whole domain.
+#pragma once
+
+#include "isa/vec.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+template <int kTerms>
+CPU_BACKEND_INLINE Vec polynomial(Vec x, const float (&coefficients)[kTerms]) {
+  Vec y = broadcast(coefficients[0]);
+  for (int i = 1; i < kTerms; ++i) y = y * x + coefficients[i];
+  return y;
+}
+
+// e^x; 0 below -87.3 (no subnormal results), inf above 88.7.  At most 2 ulp.
+CPU_BACKEND_INLINE Vec exp(Vec x) {
+  constexpr float kLog2e = 1.44269504088896341f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec clamped = min(max(x, broadcast(-88.0f)), broadcast(89.0f));
+  const Vec shifted = clamped * kLog2e + kRound;
+  const Vec n = shifted - kRound;
+  const Vec r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+  static constexpr float kP[] = {1.9875691500E-4f, 1.3981999507E-3f, 8.3334519073E-3f,
+                                 4.1665795894E-2f, 1.6666665459E-1f, 5.0000001201E-1f};
+  const Vec y = polynomial(r, kP) * (r * r) + r + 1.0f;
+  // 2^n in two factors: n = 128 (x near 88.7) is outside the range of one exponent field.
+  const VecI k = (VecI)(as_bits(shifted) - 0x4b400000u);
+  const VecI half = k >> 1;
+  const Vec scale_a = (Vec)((half + 127) << 23);
+  const Vec scale_b = (Vec)((k - half + 127) << 23);
+  Vec result = y * scale_a * scale_b;
+  result = select(x < -87.33654f, Vec{}, result);
+  return select(x != x, x, result);
+}
+
+CPU_BACKEND_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+
+// At most 3 ulp.
+CPU_BACKEND_INLINE Vec tanh(Vec x) {
+  const Vec a = abs(x);
+  static constexpr float kP[] = {-5.70498872745E-3f, 2.06390887954E-2f, -5.37397155531E-2f,
+                                 1.33314422036E-1f, -3.33332819422E-1f};
+  const Vec square = x * x;
+  const Vec small = polynomial(square, kP) * square * x + x;
+  const Vec large = 1.0f - 2.0f / (exp(a + a) + 1.0f);
+  const Vec signed_large = from_bits(as_bits(large) | (as_bits(x) & 0x80000000u));
+  const Vec y = select(a < 0.625f, small, signed_large);
+  return select(x != x, x, y);
+}
+
+// 1 - erf(x).  Relative error at most 2e-6 up to x = 9, beyond it the result is below 1e-36.
+CPU_BACKEND_INLINE Vec erfc(Vec x) {
+  const Vec a = abs(x);
+  const Vec square = a * a;
+  static constexpr float kT[] = {7.853861353153693E-5f,  -8.010193625184903E-4f,
+                                 5.188327685732524E-3f,  -2.685381193529856E-2f,
+                                 1.128358514861418E-1f,  -3.761262582423300E-1f,
+                                 1.128379165726710E+0f};
+  static constexpr float kP[] = {2.326819970068386E-2f,  -1.387039388740657E-1f,
+                                 3.687424674597105E-1f,  -5.824733027278666E-1f,
+                                 6.210004621745983E-1f,  -4.944515323274145E-1f,
+                                 3.404879937665872E-1f,  -2.741127028184656E-1f,
+                                 5.638259427386472E-1f};
+  static constexpr float kR[] = {-1.047766399936249E+1f, 1.297719955372516E+1f,
+                                 -7.495518717768503E+0f, 2.921019019210786E+0f,
+                                 -1.015265279202700E+0f, 4.218463358204948E-1f,
+                                 -2.820767439740514E-1f, 5.641895067754075E-1f};
+  const Vec near = 1.0f - x * polynomial(square, kT);
+  const Vec inverse = 1.0f / max(a, broadcast(0.5f));
+  const Vec inverse_square = inverse * inverse;
+  const Vec p = select(a < 2.0f, polynomial(inverse_square, kP), polynomial(inverse_square, kR));
+  const Vec tail = exp(-square) * inverse * p;
+  const Vec far = select(x < 0.0f, 2.0f - tail, tail);
+  return select(a < 1.0f, near, far);
+}
+
+// Natural logarithm of positive normal numbers.  At most 2 ulp.
+CPU_BACKEND_INLINE Vec log(Vec x) {
+  VecU u = as_bits(x);
+  VecI e = (VecI)(u >> 23) - 126;
+  Vec m = from_bits((u & 0x007fffffu) | 0x3f000000u);  // [0.5, 1)
+  const VecI low = m < 0.707106781186547524f;
+  e = e + low;  // all-ones is -1
+  m = m - 1.0f + select(low, m, Vec{});
+  static constexpr float kP[] = {7.0376836292E-2f,  -1.1514610310E-1f, 1.1676998740E-1f,
+                                 -1.2420140846E-1f, 1.4249322787E-1f,  -1.6668057665E-1f,
+                                 2.0000714765E-1f,  -2.4999993993E-1f, 3.3333331174E-1f};
+  const Vec square = m * m;
+  const Vec n = __builtin_convertvector(e, Vec);
+  Vec y = polynomial(m, kP) * m * square;
+  y = y + n * -2.12194440e-4f - 0.5f * square;
+  return m + y + n * 0.693359375f;
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

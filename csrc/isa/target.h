@@ -1,0 +1,42 @@
+// Which instruction set this translation unit is compiled for, and its constants.
+//
+// The build compiles dispatch/targets/<name>.cpp once per target with that target's own flags and
+// -DCPU_BACKEND_TARGET=<name>.  This is the only place that looks at compiler macros of an
+// instruction set; everything else sees kVectorBytes, kMaxRows and CPU_BACKEND_NAMESPACE.
+#pragma once
+
+#ifndef CPU_BACKEND_TARGET
+#error "compile through dispatch/targets/*.cpp with -DCPU_BACKEND_TARGET=<name>"
+#endif
+
+// Everything compiled per target lives in a namespace of its own, so that the linker can never
+// merge an AVX-512 copy of an inline function into code that runs on an AVX2 machine.
+#define CPU_BACKEND_NAMESPACE cpu_backend::CPU_BACKEND_TARGET
+#define CPU_BACKEND_INLINE inline __attribute__((always_inline))
+#define CPU_BACKEND_LAMBDA __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define CPU_BACKEND_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define CPU_BACKEND_VECTOR_BYTES 32
+#else
+// SSE2, NEON, z/Architecture vectors: all are 16 bytes and reached through compiler vectors.
+#define CPU_BACKEND_VECTOR_BYTES 16
+#endif
+
+namespace CPU_BACKEND_NAMESPACE {
+
+constexpr int kVectorBytes = CPU_BACKEND_VECTOR_BYTES;
+constexpr int kLanes = kVectorBytes / 4;
+
+// Rows of the GEMM register tile (two vectors wide).  6 x 2 accumulators + 2 weight vectors +
+// 1 broadcast fill 15 of 16 registers; 12 x 2 fit where there are 32.
+#if defined(__AVX512F__) || defined(__aarch64__) || defined(__VEC__)
+constexpr int kMaxRows = 12;
+#else
+constexpr int kMaxRows = 6;
+#endif
+
+}  // namespace CPU_BACKEND_NAMESPACE

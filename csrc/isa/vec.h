@@ -1,0 +1,158 @@
+// The vector vocabulary: everything a kernel may say about SIMD.
+//
+// A Vec holds kLanes fp32 values; storage types (float, bf16_t, fp16_t) are widened on load and
+// rounded once, to nearest even, on store.  Compiler vectors give one definition for every target;
+// only the fp16 conversion of x86 and the masked tails of AVX-512 need an intrinsic.
+// a * b + c on Vec contracts to one fused multiply-add where the target has it (-ffp-contract=fast).
+// Tests: tests/kernels/test_vec.cpp, against the scalar conversions in isa/half.h.
+#pragma once
+
+#include "isa/half.h"
+#include "isa/target.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+typedef float Vec __attribute__((vector_size(kVectorBytes)));
+typedef int32_t VecI __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t VecU __attribute__((vector_size(kVectorBytes)));
+typedef uint16_t VecH __attribute__((vector_size(kVectorBytes / 2)));
+
+CPU_BACKEND_INLINE Vec broadcast(float x) { return x - Vec{}; }
+CPU_BACKEND_INLINE VecI broadcast(int32_t x) { return x - VecI{}; }
+CPU_BACKEND_INLINE VecU as_bits(Vec x) { return (VecU)x; }
+CPU_BACKEND_INLINE Vec from_bits(VecU x) { return (Vec)x; }
+
+// Lane numbers 0, 1, 2, ... plus `first`.
+CPU_BACKEND_INLINE VecI lane_index(int32_t first) {
+  VecI v{};
+  for (int i = 0; i < kLanes; ++i) v[i] = i;
+  return v + first;
+}
+
+// mask lanes are all-ones or all-zeros, as comparisons give them.
+CPU_BACKEND_INLINE Vec select(VecI mask, Vec yes, Vec no) { return mask ? yes : no; }
+CPU_BACKEND_INLINE VecU select(VecI mask, VecU yes, VecU no) { return mask ? yes : no; }
+CPU_BACKEND_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+CPU_BACKEND_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+CPU_BACKEND_INLINE Vec abs(Vec x) { return from_bits(as_bits(x) & 0x7fffffffu); }
+
+// The order of these two reductions is fixed: halves, then halves of halves.
+CPU_BACKEND_INLINE float sum_lanes(Vec v) {
+  float x[kLanes];
+  __builtin_memcpy(x, &v, sizeof v);
+  for (int n = kLanes / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) x[i] += x[i + n];
+  return x[0];
+}
+CPU_BACKEND_INLINE float max_lanes(Vec v) {
+  float x[kLanes];
+  __builtin_memcpy(x, &v, sizeof v);
+  for (int n = kLanes / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
+  return x[0];
+}
+
+// ---- 16-bit conversions, one vector at a time --------------------------------------------------
+
+CPU_BACKEND_INLINE Vec widen_bf16(VecH h) {
+  return from_bits(__builtin_convertvector(h, VecU) << 16);
+}
+
+CPU_BACKEND_INLINE VecH narrow_bf16(Vec x) {
+  const VecU u = as_bits(x);
+  const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const VecU quiet_nan = (u >> 16) | 0x40u;
+  return __builtin_convertvector(select(x != x, quiet_nan, rounded), VecH);
+}
+
+CPU_BACKEND_INLINE Vec widen_fp16(VecH h) {
+#if CPU_BACKEND_VECTOR_BYTES == 64
+  return (Vec)_mm512_cvtph_ps((__m256i)h);
+#elif CPU_BACKEND_VECTOR_BYTES == 32 && defined(__F16C__)
+  return (Vec)_mm256_cvtph_ps((__m128i)h);
+#else
+  const VecU u = __builtin_convertvector(h, VecU);
+  const VecU sign = (u & 0x8000u) << 16;
+  // Shifting the exponent into place leaves it 112 too small; the multiply repairs it and
+  // normalizes subnormals on the way.
+  const Vec magnitude = from_bits((u & 0x7fffu) << 13) * 0x1p112f;
+  const VecI special = (u & 0x7c00u) == 0x7c00u;
+  return from_bits(select(special, as_bits(magnitude) | 0x7f800000u, as_bits(magnitude)) | sign);
+#endif
+}
+
+CPU_BACKEND_INLINE VecH narrow_fp16(Vec x) {
+#if CPU_BACKEND_VECTOR_BYTES == 64
+  return (VecH)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif CPU_BACKEND_VECTOR_BYTES == 32 && defined(__F16C__)
+  return (VecH)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const VecU u = as_bits(x);
+  const VecU sign = (u >> 16) & 0x8000u;
+  const VecU a = u & 0x7fffffffu;
+  const VecU normal = ((a + 0xfffu + ((a >> 13) & 1u)) >> 13) - (112u << 10);
+  // 0.5 has an ulp of 2^-24, the step of fp16 subnormals: the addition rounds to it.
+  const VecU subnormal = as_bits(from_bits(a) + 0.5f) - 0x3f000000u;
+  const VecU overflow = select(a > 0x7f800000u, VecU{} + 0x7e00u, VecU{} + 0x7c00u);
+  VecU h = select(a < 0x38800000u, subnormal, normal);
+  h = select(a >= 0x477ff000u, overflow, h);
+  return __builtin_convertvector(h | sign, VecH);
+#endif
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+template <class V, class T>
+CPU_BACKEND_INLINE V load_raw(const T* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V, class T>
+CPU_BACKEND_INLINE void store_raw(T* p, V v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+CPU_BACKEND_INLINE Vec load(const float* p) { return load_raw<Vec>(p); }
+CPU_BACKEND_INLINE Vec load(const bf16_t* p) { return widen_bf16(load_raw<VecH>(p)); }
+CPU_BACKEND_INLINE Vec load(const fp16_t* p) { return widen_fp16(load_raw<VecH>(p)); }
+CPU_BACKEND_INLINE void store(float* p, Vec v) { store_raw(p, v); }
+CPU_BACKEND_INLINE void store(bf16_t* p, Vec v) { store_raw(p, narrow_bf16(v)); }
+CPU_BACKEND_INLINE void store(fp16_t* p, Vec v) { store_raw(p, narrow_fp16(v)); }
+
+// The first n lanes (0 <= n <= kLanes); the others load as zero and are not stored.
+template <class T>
+CPU_BACKEND_INLINE Vec load_partial(const T* p, int n) {
+  T tmp[kLanes] = {};
+  for (int i = 0; i < n; ++i) tmp[i] = p[i];
+  return load(tmp);
+}
+template <class T>
+CPU_BACKEND_INLINE void store_partial(T* p, Vec v, int n) {
+  T tmp[kLanes];
+  store(tmp, v);
+  for (int i = 0; i < n; ++i) p[i] = tmp[i];
+}
+
+// f(offset, n) over [0, size): full vectors first, then one tail of n < kLanes.
+template <class F>
+CPU_BACKEND_INLINE void for_each_vector(int64_t size, F f) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) f(i, kLanes);
+  if (i < size) f(i, static_cast<int>(size - i));
+}
+
+template <class T>
+CPU_BACKEND_INLINE Vec load_n(const T* p, int n) {
+  return n == kLanes ? load(p) : load_partial(p, n);
+}
+template <class T>
+CPU_BACKEND_INLINE void store_n(T* p, Vec v, int n) {
+  if (n == kLanes) {
+    store(p, v);
+  } else {
+    store_partial(p, v, n);
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

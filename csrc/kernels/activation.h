@@ -1,0 +1,55 @@
+// Point-wise activations, plain and gated (SwiGLU, GeGLU; Shazeer 2020).
+//
+// Numerics  computed in fp32 from the stored value, rounded once on store.
+// Threads   none: rows [slice.begin, slice.end).
+#pragma once
+
+#include "core/slice.h"
+#include "core/view.h"
+#include "isa/math.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+template <Activation kKind>
+CPU_BACKEND_INLINE Vec activate(Vec x) {
+  if constexpr (kKind == Activation::kSilu) {
+    return x / (1.0f + exp(-x));
+  } else if constexpr (kKind == Activation::kGelu) {
+    return 0.5f * x * erfc(x * -0.707106781186547524f);
+  } else if constexpr (kKind == Activation::kGeluTanh) {
+    return 0.5f * x * (1.0f + tanh(0.797884560802865356f * (x + 0.044715f * x * x * x)));
+  } else {
+    return x * sigmoid(1.702f * x);
+  }
+}
+
+template <class T, Activation kKind>
+void activation_rows(const ActivationArgs& args, Slice rows) {
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = static_cast<const T*>(args.x) + r * args.x_stride;
+    const T* gate = args.gate_second ? x + args.size : x;
+    const T* up = args.gate_second ? x : x + args.size;
+    T* y = static_cast<T*>(args.y) + r * args.y_stride;
+    for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      Vec v = activate<kKind>(load_n(gate + i, n));
+      if (args.gated) v = v * load_n(up + i, n);
+      store_n(y + i, v, n);
+    });
+  }
+}
+
+template <class T>
+void activation(const ActivationArgs& args, Slice rows) {
+  switch (args.kind) {
+    case Activation::kSilu:
+      return activation_rows<T, Activation::kSilu>(args, rows);
+    case Activation::kGelu:
+      return activation_rows<T, Activation::kGelu>(args, rows);
+    case Activation::kGeluTanh:
+      return activation_rows<T, Activation::kGeluTanh>(args, rows);
+    case Activation::kGeluQuick:
+      return activation_rows<T, Activation::kGeluQuick>(args, rows);
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

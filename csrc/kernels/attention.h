@@ -1,0 +1,260 @@
+// Attention over the paged KV cache: prefill, decode and chunks of prompts in one kernel.
+//
+// Rows      the query heads that share a KV head, for one or more tokens of one request:
+//           row = token * group + head.  Up to kAttendRows rows use each loaded key and value.
+// Method    online softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) within
+//           partitions of kPartitionTokens tokens at fixed positions of the sequence; partitions
+//           are then combined in order.  Whether one thread walks all partitions of a row or
+//           several threads take some each, the arithmetic is the same, so a result depends
+//           neither on the number of threads nor on the other requests of the batch.
+// Scores    scale * q.k, soft cap (c * tanh(s / c)), ALiBi (Press et al. 2022: slope * (j - i)),
+//           then the mask: causal, sliding window (`window` tokens, the row's own included).
+//           A sink adds exp(sink) to the denominator and nothing to the output.
+// Numerics  everything in fp32, one rounding on store.  A row that sees no token gives zeros.
+// Threads   none: one item at a time; scratch of attend_scratch_floats() per thread.
+#pragma once
+
+#include "core/attention_plan.h"
+#include "core/view.h"
+#include "isa/math.h"
+#include "kernels/kv_cache.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+CPU_BACKEND_INLINE float exp_scalar(float x) { return exp(broadcast(x))[0]; }
+
+// Running softmax of some rows: unnormalized output, maximum and sum of exponentials.
+struct SoftmaxState {
+  float* out;  // [rows][head_dim]
+  float* max;  // [rows]
+  float* sum;  // [rows]
+
+  void reset(int64_t rows, int64_t head_dim) const {
+    for (int64_t i = 0; i < rows * head_dim; ++i) out[i] = 0.0f;
+    for (int64_t r = 0; r < rows; ++r) {
+      max[r] = kMinusInfinity;
+      sum[r] = 0.0f;
+    }
+  }
+};
+
+static inline SoftmaxState partial_state(const AttendArgs& args, int64_t index) {
+  const int64_t stride = kAttendRows * (static_cast<int64_t>(args.cache.head_dim) + 2);
+  float* base = args.partials + index * stride;
+  float* max = base + kAttendRows * static_cast<int64_t>(args.cache.head_dim);
+  return {base, max, max + kAttendRows};
+}
+
+static inline int64_t attend_scratch_floats(int head_dim, int block_size) {
+  return kAttendRows * (3 * static_cast<int64_t>(head_dim) + block_size + 4);
+}
+
+// What a row may see: [begin, end) of the sequence; position is its own.
+struct RowMask {
+  int64_t position, begin, end;
+};
+
+CPU_BACKEND_INLINE RowMask row_mask(const AttendArgs& args, int32_t request, int64_t token) {
+  const int64_t seq_len = args.seq_lens[request];
+  const int64_t query_len = args.query_start[request + 1] - args.query_start[request];
+  const bool causal = args.causal ? args.causal[request] != 0 : args.all_causal;
+  RowMask mask{seq_len - query_len + token, 0, seq_len};
+  if (causal) mask.end = mask.position + 1;
+  if (args.window > 0) {
+    const int64_t first = mask.position - args.window + 1;
+    const int64_t last = mask.position + args.window;
+    if (first > mask.begin) mask.begin = first;
+    if (last < mask.end) mask.end = last;
+  }
+  return mask;
+}
+
+// into <- into (+) part, in this order.
+CPU_BACKEND_INLINE void merge_states(const SoftmaxState& into, const SoftmaxState& part,
+                                     int64_t rows, int64_t head_dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float max = into.max[r] > part.max[r] ? into.max[r] : part.max[r];
+    if (max == kMinusInfinity) continue;
+    const float keep = exp_scalar(into.max[r] - max);
+    const float add = exp_scalar(part.max[r] - max);
+    into.max[r] = max;
+    into.sum[r] = into.sum[r] * keep + part.sum[r] * add;
+    float* o = into.out + r * head_dim;
+    const float* p = part.out + r * head_dim;
+    for_each_vector(head_dim, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
+      store(o + i, load(o + i) * keep + load(p + i) * add);
+    });
+  }
+}
+
+template <class T>
+void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_t row_begin,
+                int64_t rows, const SoftmaxState& state) {
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  const int64_t head_dim = args.cache.head_dim;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t token = args.query_start[request] + (row_begin + r) / group;
+    const int64_t head = kv_head * group + (row_begin + r) % group;
+    float scale = 1.0f;
+    float sum = state.sum[r];
+    if (args.sinks) {
+      const float sink = args.sinks[head];
+      const float max = state.max[r] > sink ? state.max[r] : sink;
+      scale = exp_scalar(state.max[r] - max);
+      sum = sum * scale + exp_scalar(sink - max);
+    }
+    scale = sum > 0.0f ? scale / sum : 0.0f;
+    T* out = static_cast<T*>(args.out) + token * args.out_token_stride +
+             head * args.out_head_stride;
+    const float* o = state.out + r * head_dim;
+    for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      store_n(out + i, load(o + i) * scale, n);
+    });
+  }
+}
+
+// Turns scores [count] of positions first, first + 1, ... into exponentials, rescaling the state.
+CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask, float slope,
+                                    int64_t first, int64_t count, float* scores, float& max,
+                                    float& sum, float* out) {
+  const int32_t begin = static_cast<int32_t>(mask.begin - first);
+  const int32_t end = static_cast<int32_t>(mask.end - first);
+  const float distance = static_cast<float>(first - mask.position);
+  Vec best = broadcast(max);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const VecI at = lane_index(static_cast<int32_t>(i));
+    Vec s = load(scores + i);
+    if (args.softcap > 0.0f) s = args.softcap * tanh(s / args.softcap);
+    if (slope != 0.0f) s = s + slope * (__builtin_convertvector(at, Vec) + distance);
+    s = select((at >= begin) & (at < end), s, broadcast(kMinusInfinity));
+    store(scores + i, s);
+    best = cpu_backend::CPU_BACKEND_TARGET::max(best, s);
+  }
+  const float new_max = max_lanes(best);
+  if (new_max == kMinusInfinity) {  // nothing visible so far: exp(-inf - -inf) would be NaN
+    for (int64_t i = 0; i < count; i += kLanes) store(scores + i, Vec{});
+    return;
+  }
+  Vec total{};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vec p = exp(load(scores + i) - new_max);
+    store(scores + i, p);
+    total = total + p;
+  }
+  if (new_max != max) {
+    const float keep = exp_scalar(max - new_max);
+    sum *= keep;
+    for_each_vector(args.cache.head_dim, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
+      store(out + i, load(out + i) * keep);
+    });
+    max = new_max;
+  }
+  sum += sum_lanes(total);
+}
+
+template <class T>
+struct AttendScratch {
+  float* query;
+  float* scores;
+  SoftmaxState part;
+  SoftmaxState total;
+
+  AttendScratch(float* base, int64_t head_dim, int64_t block_size) {
+    query = base;
+    part.out = query + kAttendRows * head_dim;
+    total.out = part.out + kAttendRows * head_dim;
+    scores = total.out + kAttendRows * head_dim;
+    part.max = scores + kAttendRows * block_size;
+    part.sum = part.max + kAttendRows;
+    total.max = part.sum + kAttendRows;
+    total.sum = total.max + kAttendRows;
+  }
+};
+
+template <class T>
+void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t begin, int64_t end,
+                      const AttendScratch<T>& scratch) {
+  const PagedKv& cache = args.cache;
+  const int64_t head_dim = cache.head_dim;
+  const int64_t block_size = cache.block_size;
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  const int32_t* blocks = args.block_table + item.request * args.block_table_stride;
+  for (int64_t first = begin; first < end;) {
+    const int64_t offset = first % block_size;
+    const int64_t in_block = block_size - offset;
+    const int64_t count = end - first < in_block ? end - first : in_block;
+    const KvBlock<T> block(cache, blocks[first / block_size], item.kv_head);
+    multiply_panel<T>(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
+                      block.key + panel_offset<T>(0, offset, block_size), block_size, head_dim,
+                      scratch.scores, block_size, false);
+    for (int32_t r = 0; r < item.row_count; ++r) {
+      const int64_t row = item.row_begin + r;
+      const float slope =
+          args.alibi_slopes ? args.alibi_slopes[item.kv_head * group + row % group] : 0.0f;
+      softmax_row(args, row_mask(args, item.request, row / group), slope, first, count,
+                  scratch.scores + r * block_size, scratch.part.max[r], scratch.part.sum[r],
+                  scratch.part.out + r * head_dim);
+    }
+    multiply_panel<T>(item.row_count, head_dim, scratch.scores, block_size,
+                      block.value + panel_offset<T>(offset, 0, head_dim), head_dim, count,
+                      scratch.part.out, head_dim, true);
+    first += count;
+  }
+}
+
+template <class T>
+void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
+  const int64_t head_dim = args.cache.head_dim;
+  const int64_t group = args.num_heads / args.num_kv_heads;
+  const AttendScratch<T> scratch(scratch_base, head_dim, args.cache.block_size);
+
+  for (int32_t r = 0; r < item.row_count; ++r) {
+    const int64_t row = item.row_begin + r;
+    const T* q = static_cast<const T*>(args.query) +
+                 (args.query_start[item.request] + row / group) * args.query_token_stride +
+                 (item.kv_head * group + row % group) * args.query_head_stride;
+    for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      store_n(scratch.query + r * head_dim + i, load_n(q + i, n) * args.scale, n);
+    });
+  }
+  // The first row sees furthest back, the last one furthest ahead.
+  const int64_t last_row = item.row_begin + item.row_count - 1;
+  const int64_t visible_begin = row_mask(args, item.request, item.row_begin / group).begin;
+  const int64_t visible_end = row_mask(args, item.request, last_row / group).end;
+
+  scratch.total.reset(item.row_count, head_dim);
+  for (int32_t part = item.part_begin; part < item.part_end; ++part) {
+    const int64_t part_begin = static_cast<int64_t>(part) * kPartitionTokens;
+    const int64_t part_end = part_begin + kPartitionTokens;
+    // Segments start at multiples of the vector length; the mask hides what lies before.
+    const int64_t first = visible_begin / 16 * 16;
+    const int64_t begin = part_begin > first ? part_begin : first;
+    const int64_t end = part_end < visible_end ? part_end : visible_end;
+    const bool apart = item.partial >= 0;
+    const SoftmaxState state =
+        apart ? partial_state(args, item.partial + part - item.part_begin) : scratch.part;
+    AttendScratch<T> local = scratch;
+    local.part = state;
+    state.reset(item.row_count, head_dim);
+    attend_partition<T>(args, item, begin, end, local);
+    if (!apart) merge_states(scratch.total, state, item.row_count, head_dim);
+  }
+  if (item.partial < 0)
+    store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count,
+                  scratch.total);
+}
+
+template <class T>
+void merge_partials(const AttendArgs& args, const MergeItem& item, float* scratch_base) {
+  const int64_t head_dim = args.cache.head_dim;
+  const AttendScratch<T> scratch(scratch_base, head_dim, args.cache.block_size);
+  scratch.total.reset(item.row_count, head_dim);
+  for (int32_t part = 0; part < item.parts; ++part)
+    merge_states(scratch.total, partial_state(args, item.partial + part), item.row_count,
+                 head_dim);
+  store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count, scratch.total);
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

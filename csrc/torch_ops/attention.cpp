@@ -1,0 +1,222 @@
+// KV cache writes and paged attention under the host's signatures.
+//
+// The scheduler metadata is this project's attention plan (core/attention_plan.h), serialized:
+// int32 [magic, items, merges, partials], then the items, then the merges.
+#include <cstring>
+
+#include "core/attention_plan.h"
+#include "torch_ops/ops.h"
+#include "torch_ops/parallel.h"
+#include "torch_ops/views.h"
+
+namespace cpu_backend {
+namespace {
+
+constexpr int32_t kPlanMagic = 0x41504c4e;
+constexpr int kPlanHeader = 4;
+
+void check_plain_cache(const std::string& kv_cache_dtype) {
+  TORCH_CHECK_NOT_IMPLEMENTED(kv_cache_dtype == "auto" || kv_cache_dtype == "float32" ||
+                                  kv_cache_dtype == "bfloat16" || kv_cache_dtype == "float16",
+                              "--kv-cache-dtype ", kv_cache_dtype,
+                              " is not supported by this version; leave it at 'auto'.");
+}
+
+// key_cache and value_cache are the two halves of each page: [blocks, heads, block_size, head_dim].
+PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache) {
+  TORCH_CHECK_VALUE(key_cache.dim() == 4 && key_cache.sizes() == value_cache.sizes() &&
+                        key_cache.strides() == value_cache.strides(),
+                    "key and value cache must be two equal halves of [blocks, kv_heads, "
+                    "2 * block_size, head_dim].");
+  const int64_t block_size = key_cache.size(2);
+  const int64_t head_dim = key_cache.size(3);
+  TORCH_CHECK_VALUE(block_size % 16 == 0, "block size ", block_size,
+                    " is not supported: choose --block-size as a multiple of 16.");
+  TORCH_CHECK_VALUE(head_dim % 16 == 0 && head_dim <= 512, "head size ", head_dim,
+                    " is not supported: multiples of 16 up to 512 are.");
+  const auto* key = static_cast<const char*>(key_cache.data_ptr());
+  const auto* value = static_cast<const char*>(value_cache.data_ptr());
+  TORCH_CHECK_VALUE(
+      key_cache.stride(3) == 1 && key_cache.stride(2) == head_dim &&
+          (key_cache.numel() == 0 || value - key == block_size * head_dim * static_cast<int64_t>(key_cache.itemsize())),
+      "the value half of a cache page must follow its key half.");
+  return {key_cache.data_ptr(), key_cache.stride(0), key_cache.stride(1),
+          static_cast<int>(block_size), static_cast<int>(head_dim)};
+}
+
+const uint8_t* bool_data(const OptionalTensor& tensor, const char* name) {
+  if (!tensor) return nullptr;
+  return reinterpret_cast<const uint8_t*>(typed_data<bool>(*tensor, name));
+}
+
+// As fp32 per head; `converted` keeps the data alive.
+const float* head_values(const OptionalTensor& tensor, int64_t heads, const char* name,
+                         at::Tensor& converted) {
+  if (!tensor) return nullptr;
+  check_shape(*tensor, {heads}, name);
+  converted = tensor->to(at::kFloat).contiguous();
+  return converted.const_data_ptr<float>();
+}
+
+}  // namespace
+
+at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t num_heads_kv,
+                                  int64_t, const at::Tensor& seq_lens, at::ScalarType,
+                                  const at::Tensor& query_start_loc, bool causal,
+                                  int64_t window_size, const std::string&, bool enable_kv_split,
+                                  const OptionalTensor& dynamic_causal,
+                                  const std::string& kv_cache_dtype) {
+  check_plain_cache(kv_cache_dtype);
+  TORCH_CHECK_VALUE(num_heads_kv > 0 && num_heads_q % num_heads_kv == 0, num_heads_q,
+                    " query heads cannot share ", num_heads_kv, " KV heads evenly.");
+  TORCH_CHECK_VALUE(seq_lens.numel() >= num_req && query_start_loc.numel() > num_req,
+                    "seq_lens and query_start_loc are too short for ", num_req, " requests.");
+  const AttentionShape shape{static_cast<int>(num_heads_q),
+                             static_cast<int>(num_heads_kv),
+                             typed_data<int32_t>(query_start_loc, "query_start_loc"),
+                             typed_data<int32_t>(seq_lens, "seq_lens"),
+                             static_cast<int>(num_req),
+                             causal,
+                             bool_data(dynamic_causal, "dynamic_causal"),
+                             static_cast<int>(window_size)};
+  const AttentionPlan plan =
+      plan_attention(shape, enable_kv_split ? at::get_num_threads() : 1);
+  const int64_t items_bytes = plan.items.size() * sizeof(AttendItem);
+  const int64_t merges_bytes = plan.merges.size() * sizeof(MergeItem);
+  at::Tensor metadata = at::empty(
+      {kPlanHeader * static_cast<int64_t>(sizeof(int32_t)) + items_bytes + merges_bytes},
+      at::kChar);
+  auto* out = static_cast<char*>(metadata.data_ptr());
+  const int32_t header[kPlanHeader] = {kPlanMagic, static_cast<int32_t>(plan.items.size()),
+                                       static_cast<int32_t>(plan.merges.size()), plan.partials};
+  std::memcpy(out, header, sizeof header);
+  std::memcpy(out + sizeof header, plan.items.data(), items_bytes);
+  std::memcpy(out + sizeof header + items_bytes, plan.merges.data(), merges_bytes);
+  return metadata;
+}
+
+void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tensor& key_cache,
+                       at::Tensor& value_cache, const at::Tensor& slot_mapping,
+                       const std::string&, double, double, const std::string& kv_cache_dtype) {
+  check_plain_cache(kv_cache_dtype);
+  const DType dtype = dtype_of(key, "key");
+  check_same_dtype(value, "value", key, "key");
+  check_same_dtype(key_cache, "key_cache", key, "key");
+  const PagedKv cache = cache_view(key_cache, value_cache);
+  const Heads k = heads_of(key, cache.head_dim, "key");
+  const Heads v = heads_of(value, cache.head_dim, "value");
+  const int64_t tokens = slot_mapping.numel();
+  TORCH_CHECK_VALUE(k.tokens >= tokens && v.tokens >= tokens, "slot_mapping has ", tokens,
+                    " entries for ", k.tokens, " keys and ", v.tokens, " values.");
+  TORCH_CHECK_VALUE(k.heads == key_cache.size(1) && v.heads == k.heads, "the cache holds ",
+                    key_cache.size(1), " KV heads, key has ", k.heads, ".");
+  const WriteKvArgs args{k.data,        k.token_stride,
+                         k.head_stride, v.data,
+                         v.token_stride, v.head_stride,
+                         cache,         typed_data<int64_t>(slot_mapping, "slot_mapping"),
+                         k.heads};
+  parallel_slices(tokens, row_grain(8 * k.heads * cache.head_dim),
+                  [&](Slice slice) { kernels().write_kv(dtype, args, slice); });
+}
+
+void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cache,
+                             const at::Tensor& value_cache, at::Tensor& output,
+                             const at::Tensor& query_start_loc, const at::Tensor& seq_lens,
+                             double scale, bool causal, const OptionalTensor& alibi_slopes,
+                             int64_t sliding_window_size, const at::Tensor& block_table,
+                             double softcap, const at::Tensor& scheduler_metadata,
+                             const OptionalTensor& s_aux, const OptionalTensor& dynamic_causal,
+                             double, double, const std::string& kv_cache_dtype) {
+  check_plain_cache(kv_cache_dtype);
+  const DType dtype = dtype_of(query, "query");
+  check_same_dtype(key_cache, "key_cache", query, "query");
+  check_same_dtype(output, "output", query, "query");
+  const PagedKv cache = cache_view(key_cache, value_cache);
+  const Heads q = heads_of(query, cache.head_dim, "query");
+  const Heads out = heads_of(output, cache.head_dim, "output");
+  TORCH_CHECK_VALUE(out.tokens >= q.tokens && out.heads == q.heads, "output has shape ",
+                    output.sizes(), ", which does not fit the query ", query.sizes(), ".");
+  TORCH_CHECK_VALUE(q.heads % key_cache.size(1) == 0, q.heads, " query heads cannot share ",
+                    key_cache.size(1), " KV heads evenly.");
+  check_dense_last_dim(block_table, "block_table");
+  TORCH_CHECK_TYPE(block_table.scalar_type() == at::kInt, "block_table must be int32.");
+  TORCH_CHECK_VALUE(scheduler_metadata.is_contiguous() &&
+                        scheduler_metadata.numel() >= kPlanHeader * 4,
+                    "scheduler_metadata is not a plan of get_scheduler_metadata.");
+  const auto* plan = static_cast<const int32_t*>(scheduler_metadata.const_data_ptr());
+  TORCH_CHECK_VALUE(plan[0] == kPlanMagic,
+                    "scheduler_metadata is not a plan of get_scheduler_metadata.");
+  const auto* items = reinterpret_cast<const AttendItem*>(plan + kPlanHeader);
+  const auto* merges = reinterpret_cast<const MergeItem*>(items + plan[1]);
+
+  at::Tensor slopes, sinks, partials;
+  AttendArgs args{};
+  args.query = q.data;
+  args.query_token_stride = q.token_stride;
+  args.query_head_stride = q.head_stride;
+  args.out = out.data;
+  args.out_token_stride = out.token_stride;
+  args.out_head_stride = out.head_stride;
+  args.cache = cache;
+  args.block_table = block_table.const_data_ptr<int32_t>();
+  args.block_table_stride = block_table.stride(0);
+  args.query_start = typed_data<int32_t>(query_start_loc, "query_start_loc");
+  args.seq_lens = typed_data<int32_t>(seq_lens, "seq_lens");
+  args.causal = bool_data(dynamic_causal, "dynamic_causal");
+  args.all_causal = causal;
+  args.num_heads = q.heads;
+  args.num_kv_heads = static_cast<int>(key_cache.size(1));
+  args.scale = static_cast<float>(scale);
+  args.softcap = static_cast<float>(softcap);
+  args.window = static_cast<int>(sliding_window_size);
+  args.alibi_slopes = head_values(alibi_slopes, q.heads, "alibi_slopes", slopes);
+  args.sinks = head_values(s_aux, q.heads, "s_aux", sinks);
+  if (plan[3] > 0) {
+    partials = at::empty({plan[3], kAttendRows * (cache.head_dim + 2)}, at::kFloat);
+    args.partials = partials.data_ptr<float>();
+  }
+  const KernelTable& table = kernels();
+  const int64_t scratch = table.attend_scratch_floats(cache.head_dim, cache.block_size);
+  parallel_items(plan[1], scratch, [&](int64_t i, float* buffer) {
+    table.attend(dtype, args, items[i], buffer);
+  });
+  parallel_items(plan[2], scratch, [&](int64_t i, float* buffer) {
+    table.merge_partials(dtype, args, merges[i], buffer);
+  });
+}
+
+namespace {
+
+// Index tensors come as int32 from this project's runner and as int64 from the host's adapters.
+template <class Index>
+void map_slots(const at::Tensor& query_start_loc, const int64_t* positions,
+               const at::Tensor& block_table, int64_t* slots, int64_t block_size) {
+  const auto* starts = query_start_loc.const_data_ptr<Index>();
+  const auto* blocks = block_table.const_data_ptr<Index>();
+  for (int64_t request = 0; request + 1 < query_start_loc.numel(); ++request) {
+    const Index* row = blocks + request * block_table.stride(0);
+    for (int64_t t = starts[request]; t < starts[request + 1]; ++t)
+      slots[t] = row[positions[t] / block_size] * block_size + positions[t] % block_size;
+  }
+}
+
+}  // namespace
+
+void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& positions,
+                          const at::Tensor& block_table, at::Tensor& slot_mapping,
+                          int64_t block_size) {
+  TORCH_CHECK_VALUE(block_size > 0, "block_size must be positive.");
+  TORCH_CHECK_TYPE(query_start_loc.scalar_type() == block_table.scalar_type(),
+                   "query_start_loc and block_table must have one integer type.");
+  check_dense_last_dim(block_table, "block_table");
+  const int64_t* at_positions = typed_data<int64_t>(positions, "positions");
+  typed_data<int64_t>(slot_mapping, "slot_mapping");
+  auto* slots = slot_mapping.data_ptr<int64_t>();
+  if (block_table.scalar_type() == at::kInt) {
+    map_slots<int32_t>(query_start_loc, at_positions, block_table, slots, block_size);
+  } else {
+    map_slots<int64_t>(query_start_loc, at_positions, block_table, slots, block_size);
+  }
+}
+
+}  // namespace cpu_backend

@@ -1,0 +1,120 @@
+// Every schema on one page.
+//
+// `_C` holds the host's names with the host's signatures, so its Python runs on them unchanged;
+// each is defined only where no other library of the process has defined it.  `cpu_backend` holds
+// what the host has no name for.
+#include <torch/library.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdlib>
+
+#include "dispatch/select.h"
+#include "torch_ops/ops.h"
+#include "torch_ops/parallel.h"
+
+namespace cpu_backend {
+
+const KernelTable& kernels() {
+  static const KernelTable* const table = [] {
+    std::string error;
+    const KernelTable* selected = select_table(std::getenv("CPU_BACKEND_ISA"), &error);
+    TORCH_CHECK_VALUE(selected, error);
+    return selected;
+  }();
+  return *table;
+}
+
+namespace {
+
+template <Activation kKind, Gate kGate>
+void activation_op(at::Tensor& out, const at::Tensor& input) {
+  activation(out, input, kKind, kGate);
+}
+
+bool no_acl() { return false; }
+
+template <class F>
+void define(torch::Library& library, const std::string& schema, F* function) {
+  const std::string name = "_C::" + schema.substr(0, schema.find('('));
+  if (c10::Dispatcher::singleton().findSchema({name, ""})) return;
+  library.def(schema.c_str());
+  library.impl(schema.substr(0, schema.find('(')).c_str(),
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, function));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(_C, m) {
+  using A = Activation;
+  define(m, "silu_and_mul(Tensor! out, Tensor input) -> ()", activation_op<A::kSilu, Gate::kFirst>);
+  define(m, "mul_and_silu(Tensor! out, Tensor input) -> ()",
+         activation_op<A::kSilu, Gate::kSecond>);
+  define(m, "gelu_and_mul(Tensor! out, Tensor input) -> ()", activation_op<A::kGelu, Gate::kFirst>);
+  define(m, "gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()",
+         activation_op<A::kGeluTanh, Gate::kFirst>);
+  define(m, "gelu_new(Tensor! out, Tensor input) -> ()", activation_op<A::kGeluTanh, Gate::kNone>);
+  define(m, "gelu_fast(Tensor! out, Tensor input) -> ()",
+         activation_op<A::kGeluTanh, Gate::kNone>);
+  define(m, "gelu_tanh(Tensor! out, Tensor input) -> ()",
+         activation_op<A::kGeluTanh, Gate::kNone>);
+  define(m, "gelu_quick(Tensor! out, Tensor input) -> ()",
+         activation_op<A::kGeluQuick, Gate::kNone>);
+
+  define(m, "rms_norm(Tensor! out, Tensor input, Tensor? weight, float epsilon) -> ()", rms_norm);
+  define(m,
+         "fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()",
+         fused_add_rms_norm);
+  define(m,
+         "rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, "
+         "Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()",
+         rotary_embedding);
+
+  define(m, "create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int", create_linear);
+  define(m, "onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()",
+         onednn_mm);
+  define(m, "release_dnnl_matmul_handler(int handler) -> ()", release_linear);
+  define(m, "is_onednn_acl_supported() -> bool", no_acl);
+
+  define(m,
+         "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, int head_dim, "
+         "Tensor seq_lens, ScalarType dtype, Tensor query_start_loc, bool casual, "
+         "int window_size, str isa_hint, bool enable_kv_split, Tensor? dynamic_causal, "
+         "str kv_cache_dtype=\"auto\") -> Tensor",
+         get_scheduler_metadata);
+  define(m,
+         "cpu_attn_reshape_and_cache(Tensor key, Tensor value, Tensor(a2!) key_cache, "
+         "Tensor(a3!) value_cache, Tensor slot_mapping, str isa, float k_scale=1., "
+         "float v_scale=1., str kv_cache_dtype=\"auto\") -> ()",
+         reshape_and_cache);
+  define(m,
+         "cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, "
+         "Tensor(a3!) output, Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, "
+         "Tensor? alibi_slopes, SymInt sliding_window_size, Tensor block_table, float softcap, "
+         "Tensor scheduler_metadata, Tensor? s_aux, Tensor? dynamic_causal, float k_scale=1., "
+         "float v_scale=1., str kv_cache_dtype=\"auto\") -> ()",
+         attention_with_kv_cache);
+  define(m,
+         "compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, "
+         "Tensor block_table, Tensor(a3!) slot_mapping, SymInt block_size) -> ()",
+         compute_slot_mapping);
+
+  define(m, "greedy_argmax(Tensor logits) -> Tensor", greedy_argmax);
+  define(m, "fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", fused_gumbel_argmax);
+  define(m,
+         "apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, "
+         "Tensor repetition_penalties) -> ()",
+         apply_repetition_penalties);
+  define(m, "init_cpu_memory_env(SymInt[] node_ids) -> ()", init_cpu_memory_env);
+}
+
+TORCH_LIBRARY(cpu_backend, m) {
+  m.def("linear(Tensor x, int handle, int out_features, Tensor? bias) -> Tensor");
+  m.impl("linear", torch::dispatch(c10::DispatchKey::CPU, linear));
+  m.def("bind_threads(int[] cpus) -> bool", bind_threads);
+  m.def("set_num_threads(int threads) -> ()", set_num_threads);
+  m.def("bind_memory(int[] nodes) -> str", bind_memory);
+  m.def("describe() -> str", describe);
+}
+
+}  // namespace cpu_backend

@@ -1,0 +1,75 @@
+// The functions behind the registered ops; schemas and names are in library.cpp.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/view.h"
+
+namespace cpu_backend {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// norm.cpp
+void rms_norm(at::Tensor& out, const at::Tensor& input, const OptionalTensor& weight,
+              double epsilon);
+void fused_add_rms_norm(at::Tensor& input, at::Tensor& residual, const OptionalTensor& weight,
+                        double epsilon);
+
+// activation.cpp
+enum class Gate { kNone, kFirst, kSecond };  // which half of the input is activated
+void activation(at::Tensor& out, const at::Tensor& input, Activation kind, Gate gate);
+
+// rope.cpp
+void rotary_embedding(const at::Tensor& positions, at::Tensor& query, OptionalTensor key,
+                      int64_t head_size, const at::Tensor& cos_sin_cache, bool is_neox,
+                      int64_t rope_dim_offset, bool inverse);
+
+// linear.cpp
+int64_t create_linear(const at::Tensor& weight, int64_t primitive_cache_size);
+void release_linear(int64_t handle);
+void onednn_mm(at::Tensor& c, const at::Tensor& a, const OptionalTensor& bias,
+               const at::Tensor& handle);
+at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
+                  const OptionalTensor& bias);
+
+// attention.cpp
+at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t num_heads_kv,
+                                  int64_t head_dim, const at::Tensor& seq_lens,
+                                  at::ScalarType dtype, const at::Tensor& query_start_loc,
+                                  bool causal, int64_t window_size, const std::string& isa_hint,
+                                  bool enable_kv_split, const OptionalTensor& dynamic_causal,
+                                  const std::string& kv_cache_dtype);
+void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tensor& key_cache,
+                       at::Tensor& value_cache, const at::Tensor& slot_mapping,
+                       const std::string& isa, double k_scale, double v_scale,
+                       const std::string& kv_cache_dtype);
+void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cache,
+                             const at::Tensor& value_cache, at::Tensor& output,
+                             const at::Tensor& query_start_loc, const at::Tensor& seq_lens,
+                             double scale, bool causal, const OptionalTensor& alibi_slopes,
+                             int64_t sliding_window_size, const at::Tensor& block_table,
+                             double softcap, const at::Tensor& scheduler_metadata,
+                             const OptionalTensor& s_aux, const OptionalTensor& dynamic_causal,
+                             double k_scale, double v_scale, const std::string& kv_cache_dtype);
+void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& positions,
+                          const at::Tensor& block_table, at::Tensor& slot_mapping,
+                          int64_t block_size);
+
+// sample.cpp
+at::Tensor greedy_argmax(const at::Tensor& logits);
+at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds);
+void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mask,
+                                const at::Tensor& output_mask, const at::Tensor& penalties);
+
+// runtime.cpp
+bool bind_threads(at::IntArrayRef cpus);
+void set_num_threads(int64_t threads);
+std::string bind_memory(at::IntArrayRef nodes);
+void init_cpu_memory_env(at::IntArrayRef nodes);
+std::string describe();
+
+}  // namespace cpu_backend

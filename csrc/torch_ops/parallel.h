@@ -1,0 +1,61 @@
+// Threads: torch's own OpenMP pool and nothing beside it.
+//
+// The library is compiled with OpenMP but not linked to a runtime of its own: its symbols resolve
+// to the runtime that libtorch_cpu brings, so there can be no second pool (see CMakeLists.txt).
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+
+#include "core/slice.h"
+#include "dispatch/kernel_table.h"
+
+namespace cpu_backend {
+
+const KernelTable& kernels();  // library.cpp
+
+// f(Slice) over [0, total) in equal parts of at least `grain`.
+template <class F>
+void parallel_slices(int64_t total, int64_t grain, const F& f) {
+  if (total <= 0) return;
+  at::parallel_for(0, total, grain > 0 ? grain : 1,
+                   [&](int64_t begin, int64_t end) { f(Slice{begin, end}); });
+}
+
+// Rows of `row_elements` each, so many per thread that waking it pays: some 10 microseconds.
+inline int64_t row_grain(int64_t row_elements) {
+  constexpr int64_t kElementsPerThread = 32768;
+  return std::max<int64_t>(1, kElementsPerThread / std::max<int64_t>(1, row_elements));
+}
+
+// Scratch of the calling thread: grows, lives as long as the thread, aligned to a cache line.
+inline float* thread_scratch(int64_t floats) {
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  thread_local std::unique_ptr<float, Free> buffer;
+  thread_local int64_t capacity = 0;
+  if (floats > capacity) {
+    capacity = round_up(floats, 1024);
+    buffer.reset(static_cast<float*>(std::aligned_alloc(64, capacity * sizeof(float))));
+    TORCH_CHECK(buffer, "out of memory for ", capacity * sizeof(float), " bytes of scratch.");
+  }
+  return buffer.get();
+}
+
+// f(item, scratch) for items 0, 1, ... in this order, each thread taking the next free one.
+template <class F>
+void parallel_items(int64_t items, int64_t scratch_floats, const F& f) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min<int64_t>(items, at::get_num_threads());
+  if (threads <= 0) return;
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    float* scratch = thread_scratch(scratch_floats);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) f(i, scratch);
+  });
+}
+
+}  // namespace cpu_backend
