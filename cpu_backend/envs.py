@@ -27,7 +27,9 @@ DEVICE = Variable("CPU_BACKEND_DEVICE", "", "'cpu' activates the backend on a ho
 START_METHOD = Variable(
     "VLLM_WORKER_MULTIPROC_METHOD", "fork", "how the engine process starts: fork or spawn"
 )
-KVCACHE_SPACE = Variable("VLLM_CPU_KVCACHE_SPACE", "", "KV cache in GiB (fractions too); unset: auto")
+KVCACHE_SPACE = Variable(
+    "VLLM_CPU_KVCACHE_SPACE", "", "KV cache in GiB (fractions too); unset: auto"
+)
 OMP_THREADS_BIND = Variable(
     "VLLM_CPU_OMP_THREADS_BIND", "auto", "auto, nobind, all, or CPU lists with | between ranks"
 )

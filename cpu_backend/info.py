@@ -73,12 +73,8 @@ def collect() -> dict[str, Any]:
         "cpus": len(topo.cpus),
         "allowed_cpus": topology.format_cpu_list(limits.cpus),
         "cpu_quota": limits.cpu_quota,
-        "numa_nodes": {
-            str(node.id): topology.format_cpu_list(node.cpus) for node in topo.nodes
-        },
-        "binding": str(
-            Binding(plan.num_threads, plan.cpus, plan.node, plan.reason)
-        ),
+        "numa_nodes": {str(node.id): topology.format_cpu_list(node.cpus) for node in topo.nodes},
+        "binding": str(Binding(plan.num_threads, plan.cpus, plan.node, plan.reason)),
         "memory_gib": round(status.total / GIB, 2),
         "memory_available_gib": round(status.available / GIB, 2),
         "memory_limited_by": status.limited_by,

@@ -80,9 +80,14 @@ def _load_failure(error: OSError) -> str:
 def _register_fakes() -> None:
     @torch.library.register_fake("cpu_backend::linear")
     def _(
-        x: torch.Tensor, handle: int, out_features: int, bias: torch.Tensor | None
+        x: torch.Tensor,
+        handle: int,
+        out_features: int,
+        bias: torch.Tensor | None,
+        float_output: bool,
     ) -> torch.Tensor:
-        return x.new_empty((*x.shape[:-1], out_features))
+        dtype = torch.float32 if float_output else x.dtype
+        return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 
 def bind_threads(cpus: tuple[int, ...]) -> bool:
@@ -103,11 +108,13 @@ def bind_memory(nodes: tuple[int, ...]) -> str:
 class PackedLinear:
     """A linear weight [out_features, in_features] in this target's packed order.
 
-    Owns the native copy; the tensor it was made from may be freed.
+    Owns the native copy; the tensor it was made from may be freed.  With ``float_output`` results
+    are fp32 whatever the weight's dtype.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, float_output: bool = False) -> None:
         self.out_features = weight.shape[0]
+        self._float_output = float_output
         self._release = torch.ops._C.release_dnnl_matmul_handler.default
         self._linear = torch.ops.cpu_backend.linear.default
         self._handle: int = torch.ops._C.create_onednn_mm_handler(weight.t(), 0)
@@ -116,7 +123,7 @@ class PackedLinear:
         self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [..., in_features] to [..., out_features]; ``weight`` is the host's and not read."""
-        result: torch.Tensor = self._linear(x, self._handle, self.out_features, bias)
+        result: torch.Tensor = self._linear(x, self._handle, self.out_features, bias, self._float_output)
         return result
 
     def __del__(self) -> None:

@@ -109,7 +109,7 @@ def _set_kv_cache_space(config: VllmConfig) -> None:
     requested = memory.parse_kvcache_space(envs.KVCACHE_SPACE.get())
     if requested is None:
         return
-    status = memory.read_memory_status()
+    status = memory.read_memory_status(None)
     if requested > status.total:
         gib = 1 << 30
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from vllm.model_executor.layers import utils as host
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from cpu_backend import ops
 
@@ -23,6 +24,8 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> None:
     if weight.is_meta or weight.dim() != 2 or weight.dtype not in SUPPORTED:
         _host_dispatch(layer, remove_weight)
         return
-    layer.cpu_linear = ops.PackedLinear(weight.detach())
+    # Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
+    is_logits = isinstance(layer, VocabParallelEmbedding)
+    layer.cpu_linear = ops.PackedLinear(weight.detach(), float_output=is_logits)
     if remove_weight:
         layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.topology import (
     PROCFS,
@@ -19,7 +20,7 @@ from cpu_backend.runtime.topology import (
     read_node_memory,
 )
 
-KVCACHE_ENV = "VLLM_CPU_KVCACHE_SPACE"
+KVCACHE_ENV = envs.KVCACHE_SPACE.name
 GIB = 1 << 30
 
 # Kept free in auto mode for activations, page cache and the other processes: a tenth of the limit,
@@ -72,7 +73,7 @@ def parse_kvcache_space(text: str | None) -> int | None:
 
 
 def read_memory_status(
-    node: int | None,
+    node: int | None = None,
     sysfs: Path = SYSFS,
     procfs: Path = PROCFS,
     *,
@@ -82,7 +83,8 @@ def read_memory_status(
     """What one rank can still get: the smallest of machine, NUMA node and cgroup.
 
     All ``local_ranks`` draw on the machine and the cgroup, ``node_ranks`` of them on the node, and
-    all measure before any allocates; so each counts only its equal share of what is there.
+    all measure before any allocates; so each counts only its equal share of what is there. Leave
+    ``node`` out while it is not known.
     """
     sources: list[tuple[Limiter, Memory | None, int]] = [
         ("cgroup", read_cgroup_memory(sysfs, procfs), local_ranks),

@@ -11,20 +11,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from cpu_backend import envs
 from cpu_backend.errors import ConfigError
-from cpu_backend.runtime.topology import (
-    Cpu,
-    ProcessLimits,
-    Topology,
-    format_cpu_list,
-    parse_cpu_list,
-)
+from cpu_backend.runtime.topology import Cpu, ProcessLimits, Topology
+from cpu_backend.runtime.topology import format_cpu_list, parse_cpu_list
 
 logger = logging.getLogger(__name__)
 
-BIND_ENV = "VLLM_CPU_OMP_THREADS_BIND"
-RESERVE_ENV = "VLLM_CPU_NUM_OF_RESERVED_CPU"
-NODES_ENV = "CPU_VISIBLE_MEMORY_NODES"
+BIND_ENV = envs.OMP_THREADS_BIND.name
+RESERVE_ENV = envs.NUM_OF_RESERVED_CPU.name
+NODES_ENV = envs.VISIBLE_MEMORY_NODES.name
 
 # From here on the core that runs scheduler and server costs a rank at most 1/16 of its compute, and
 # they do not wait behind spinning threads; below, a core is worth more as a worker.
@@ -56,10 +52,10 @@ class ThreadPlan:
     """Where one rank computes.
 
     ``cpus[i]`` is the CPU of OpenMP thread i; empty means that threads are not bound one by one.
-    ``node`` is the NUMA node whose memory the rank should use, None when it spans several.
+    ``node`` is the NUMA node whose memory the rank should use, None when it spans several;
+    ``node_ranks`` counts the ranks that share it. ``reason`` says why, not how many or where.
     ``process_cpus`` is the mask for the main thread and what it starts (Python helpers may use the
     SMT siblings and the reserved cores); empty leaves the mask as it is.
-    ``node_ranks`` counts the ranks that live on the same node.
     """
 
     cpus: tuple[int, ...]
@@ -137,21 +133,19 @@ class _Planner:
         node = nodes[index]
         peers = [peer for peer in range(self.world) if peer * len(nodes) // self.world == index]
         cores = _keep_even_speed(self._allowed_cores(node))
-        what = f"physical core of NUMA node {node}"
-        mine = cores[_share(len(cores), peers.index(rank), len(peers), what)]
+        mine = cores[_share(len(cores), peers.index(rank), len(peers), f"core of node {node}")]
 
         usable = self._affordable(len(mine))
         reserved = self._reserved(usable)
         num_threads = usable - reserved
         bound = tuple(core[0].id for core in mine[:num_threads])
         notes = [f"{reserved} reserved for the rest of the server"] if reserved else []
+        notes += self._idle_nodes_note()
         if usable < len(mine):
             # Every container with a quota would pick the same first cores: float over the node.
             bound = ()
-            notes.append(f"floating, because a CPU quota of {self.limits.cpu_quota:g} has no cores")
-        notes += self._idle_nodes_note()
-        where = f"on CPUs {format_cpu_list(bound)} " if bound else ""
-        reason = "; ".join([f"auto: {num_threads} threads {where}for NUMA node {node}", *notes])
+            notes.append(f"not bound, as the CPU quota of {self.limits.cpu_quota:g} names no cores")
+        reason = "; ".join(["auto, one thread per physical core", *notes])
         process_cpus = tuple(sorted(cpu.id for core in mine for cpu in core))
         return ThreadPlan(bound, node, reason, num_threads, process_cpus, len(peers))
 
@@ -159,14 +153,13 @@ class _Planner:
         num_cores = len({self.topology.by_id[cpu].core_id for cpu in self.limits.cpus})
         usable = self._affordable(max(1, num_cores // self.world))
         num_threads = self.settings.omp_num_threads or usable - self._reserved(usable)
-        reason = f"nobind: {num_threads} threads, placed by the operating system"
-        return ThreadPlan(
-            (), self._home_node(self.limits.cpus), reason, num_threads, (), self.world
-        )
+        reason = f"{BIND_ENV}=nobind, placed by the operating system"
+        home = self._home_node(self.limits.cpus)
+        return ThreadPlan((), home, reason, num_threads, (), self.world)
 
     def explicit(self, lists: list[tuple[int, ...]], rank: int) -> ThreadPlan:
         cpus = lists[rank]
-        reason = f"{self.settings.bind}: {len(cpus)} threads on CPUs {format_cpu_list(cpus)}"
+        reason = f"{BIND_ENV}={self.settings.bind}"
         if self._affordable(len(cpus)) < len(cpus):
             reason += f"; expect throttling by the CPU quota of {self.limits.cpu_quota:g}"
         homes = [self._home_node(ids) for ids in lists]
@@ -260,10 +253,10 @@ class _Planner:
         return reserved
 
     def _idle_nodes_note(self) -> list[str]:
-        idle = len(self._num_cores) - self.world
+        size = len(self._num_cores)
+        idle = size - self.world
         if self.settings.visible_nodes is not None or idle <= 0:
             return []
-        size = len(self._num_cores)
         return [f"{idle} more NUMA nodes idle, tensor or data parallel size {size} would use them"]
 
 

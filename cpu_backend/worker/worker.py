@@ -23,6 +23,7 @@ from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
 
+
 class CPUWorker(Worker):
     """The host's worker with everything about the device replaced."""
 
@@ -139,5 +140,3 @@ class CPUWorker(Worker):
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Refused like :meth:`sleep`."""
         raise RuntimeError("sleep mode is not supported on the CPU.")
-
-_ = envs  # the table documents what the modules above read

@@ -127,7 +127,8 @@ struct PackArgs {
   Data packed;
 };
 
-// c[m][n] = a[m][k] * weight^T (+ bias).  a is fp32, weight packed, c and bias of the storage type.
+// c[m][n] = a[m][k] * weight^T (+ bias).  a is fp32, weight packed, bias of the storage type; c too,
+// or fp32: logits are compared with each other, and rounding them makes ties.
 struct GemmArgs {
   const float* a;
   int64_t a_stride;
@@ -135,6 +136,7 @@ struct GemmArgs {
   ConstData bias;  // null: none
   Data c;
   int64_t c_stride;
+  bool float_output;
   int64_t m, n, k;
 };
 

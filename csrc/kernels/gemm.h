@@ -36,17 +36,27 @@ void pack_weight(const PackArgs& args, Slice panels) {
   }
 }
 
-template <class T>
-void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
+template <class T, class Out>
+void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
                  int64_t columns, const float* block, int64_t block_stride) {
   const T* bias = args.bias ? static_cast<const T*>(args.bias) + column : nullptr;
   for (int64_t r = 0; r < rows; ++r) {
-    T* c = static_cast<T*>(args.c) + (row + r) * args.c_stride + column;
+    Out* c = static_cast<Out*>(args.c) + (row + r) * args.c_stride + column;
     for_each_vector(columns, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       Vec v = load(block + r * block_stride + i);
       if (bias) v = v + load_n(bias + i, n);
       store_n(c + i, v, n);
     });
+  }
+}
+
+template <class T>
+void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
+                 int64_t columns, const float* block, int64_t block_stride) {
+  if (args.float_output) {
+    store_block_as<T, float>(args, row, rows, column, columns, block, block_stride);
+  } else {
+    store_block_as<T, T>(args, row, rows, column, columns, block, block_stride);
   }
 }
 

@@ -109,7 +109,8 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
 }
 
 TORCH_LIBRARY(cpu_backend, m) {
-  m.def("linear(Tensor x, int handle, int out_features, Tensor? bias) -> Tensor");
+  m.def("linear(Tensor x, int handle, int out_features, Tensor? bias, "
+        "bool float_output) -> Tensor");
   m.impl("linear", torch::dispatch(c10::DispatchKey::CPU, linear));
   m.def("bind_threads(int[] cpus) -> bool", bind_threads);
   m.def("set_num_threads(int threads) -> ()", set_num_threads);

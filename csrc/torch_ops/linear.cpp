@@ -54,7 +54,8 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
                 const std::optional<at::Tensor>& bias, const at::Tensor& c) {
   TORCH_CHECK_TYPE(a.scalar_type() == weight.dtype, "activations have dtype ", a.scalar_type(),
                    " but the weight was packed as ", weight.dtype, ".");
-  check_same_dtype(c, "output", a, "input");
+  const bool float_output = c.scalar_type() == at::kFloat;
+  if (!float_output) check_same_dtype(c, "output", a, "input");
   TORCH_CHECK_VALUE(a.dim() == 2 && a.size(1) == weight.k, "input has shape ", a.sizes(),
                     ", the weight needs [tokens, ", weight.k, "].");
   check_dense_last_dim(a, "input");
@@ -76,6 +77,7 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
                       bias ? bias->const_data_ptr() : nullptr,
                       out.data,
                       out.stride,
+                      float_output,
                       m,
                       weight.n,
                       weight.k};
@@ -117,13 +119,13 @@ int64_t create_linear(const at::Tensor& weight, int64_t) {
 void release_linear(int64_t handle) { delete reinterpret_cast<PackedLinear*>(handle); }
 
 at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
-                  const std::optional<at::Tensor>& bias) {
+                  const std::optional<at::Tensor>& bias, bool float_output) {
   const PackedLinear& weight = packed_linear(handle);
   TORCH_CHECK_VALUE(out_features == weight.n, "the packed weight has ", weight.n,
                     " output features, not ", out_features, ".");
   at::DimVector shape(x.sizes());
   shape.back() = weight.n;
-  at::Tensor out = at::empty(shape, x.options());
+  at::Tensor out = at::empty(shape, float_output ? x.options().dtype(at::kFloat) : x.options());
   const bool flat = x.dim() == 2;
   at::Tensor rows = flat ? out : out.view({-1, weight.n});
   run_linear(weight, flat ? x : x.reshape({-1, weight.k}), bias, rows);

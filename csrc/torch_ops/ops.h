@@ -34,7 +34,7 @@ void release_linear(int64_t handle);
 void onednn_mm(at::Tensor& c, const at::Tensor& a, const OptionalTensor& bias,
                const at::Tensor& handle);
 at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
-                  const OptionalTensor& bias);
+                  const OptionalTensor& bias, bool float_output);
 
 // attention.cpp
 at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t num_heads_kv,
