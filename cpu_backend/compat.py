@@ -3,6 +3,7 @@
 | patch                          | why                                       | until             |
 |--------------------------------|-------------------------------------------|-------------------|
 | prepare_process: V1 runner     | the V2 runner is written in Triton        | V2 runs on a CPU  |
+| prepare_process: start method  | the host spawns the engine for CUDA       | a platform hook   |
 | prepare_process: CUDA variable | an empty CUDA_VISIBLE_DEVICES makes the   | the host asks the |
 |                                | host believe Triton works                 | driver instead    |
 | accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
@@ -21,10 +22,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cpu_backend import envs
+
 
 def prepare_process() -> None:
     """Settings that must stand before the host imports its Triton layer."""
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    # A forked engine process shares what the server has imported; a spawned one imports it all
+    # again, which is half of the time to the first token.  The command line's own default is spawn,
+    # for the sake of CUDA.  Nothing here starts threads before the fork (see platform.py).
+    os.environ.setdefault(envs.START_METHOD.name, envs.START_METHOD.default)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
     accept_fractional_space()
@@ -33,9 +40,9 @@ def prepare_process() -> None:
 
 def accept_fractional_space() -> None:
     """Keep the host from reading ``VLLM_CPU_KVCACHE_SPACE``; the platform does, with fractions."""
-    from vllm import envs
+    from vllm import envs as host_envs
 
-    envs.environment_variables["VLLM_CPU_KVCACHE_SPACE"] = lambda: 0
+    host_envs.environment_variables["VLLM_CPU_KVCACHE_SPACE"] = lambda: 0
 
 
 # ---- --device and device= ------------------------------------------------------------------------
@@ -123,11 +130,13 @@ def replace_in_tree_platform() -> None:
 def keep_thread_count() -> None:
     """Make ``torch.set_num_threads`` a no-op: the pool is bound and sized by the worker."""
     import torch
+    from vllm.v1.worker import gpu_worker
 
     def keep(threads: int) -> None:
         del threads
 
     torch.set_num_threads = keep
+    gpu_worker.set_torch_threads_for_runtime = lambda: None
 
 
 def pack_linear_weights() -> None:

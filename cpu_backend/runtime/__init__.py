@@ -1,4 +1,4 @@
-"""What the machine offers and how one rank uses it: topology, thread plan, memory budget.
+"""What the machine offers and how one rank uses it: topology, thread plan, memory budget, pages.
 
-Pure Python on plain data. Nothing here may import torch or vllm, or start a subprocess.
+The first three are pure Python on plain data; they import neither torch nor vllm.
 """

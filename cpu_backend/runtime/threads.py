@@ -13,8 +13,13 @@ from functools import cached_property
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
-from cpu_backend.runtime.topology import Cpu, ProcessLimits, Topology
-from cpu_backend.runtime.topology import format_cpu_list, parse_cpu_list
+from cpu_backend.runtime.topology import (
+    Cpu,
+    ProcessLimits,
+    Topology,
+    format_cpu_list,
+    parse_cpu_list,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +81,9 @@ def plan_threads(
     """Plan for one of ``local_world_size`` ranks on this machine.
 
     `auto` takes one SMT sibling per physical core of the rank's NUMA node, no more threads than the
-    CPU quota pays for. `nobind` takes the rank's part of all nodes' cores, or OMP_NUM_THREADS, and
-    leaves the placing to the operating system. `all` shares every allowed logical CPU evenly. Lists
-    are taken as they are. Reserved CPUs count per rank, in `auto` and `nobind`. Raises ConfigError
-    where settings and machine disagree.
+    CPU quota pays for. `nobind` takes the rank's part of all nodes' cores, or OMP_NUM_THREADS, for
+    the system to place. `all` shares every allowed logical CPU evenly; lists are taken as they are.
+    Reserved CPUs count per rank, in `auto` and `nobind`. Raises ConfigError if nothing fits.
     """
     if not limits.cpus:
         raise ConfigError(
@@ -108,11 +112,8 @@ def apply(plan: ThreadPlan) -> bool:
         os.sched_setaffinity(0, plan.process_cpus)
     except OSError as error:
         logger.warning(
-            "Threads are not bound to CPUs %s because the system refused it (%s); decoding may be"
-            " slower. Allow sched_setaffinity in the container, or set %s=nobind.",
-            format_cpu_list(plan.process_cpus),
-            error,
-            BIND_ENV,
+            f"Threads stay unbound, as the system refused CPUs {format_cpu_list(plan.process_cpus)}"
+            f" ({error}): allow sched_setaffinity in the container, or set {BIND_ENV}=nobind."
         )
         return False
     return True
@@ -175,8 +176,7 @@ class _Planner:
         lists = [_parse_ids(BIND_ENV, text) for text in bind.split("|")]
         if not all(lists):
             raise ConfigError(
-                f"{BIND_ENV}={bind!r} has an empty CPU list: name each rank's CPUs as in 0-3|4-7,"
-                " or use 'auto'."
+                f"{BIND_ENV}={bind!r} has an empty CPU list: use the form 0-3|4-7, or 'auto'."
             )
         if len(lists) != self.world:
             raise ConfigError(
@@ -231,15 +231,14 @@ class _Planner:
 
     def _home_node(self, cpus: Collection[int]) -> int | None:
         """The node that the user named, else the one that holds all ``cpus``, else None."""
-        nodes = {self.topology.by_id[cpu].numa_node for cpu in cpus}
-        nodes = set(self.settings.visible_nodes or nodes)
+        own = {self.topology.by_id[cpu].numa_node for cpu in cpus}
+        nodes = set(self.settings.visible_nodes or own)
         return nodes.pop() if len(nodes) == 1 else None
 
     def _affordable(self, num_cores: int) -> int:
         """As many of ``num_cores`` as the rank's part of the CPU quota keeps running."""
-        if self.limits.cpu_quota is None:
-            return num_cores
-        return min(num_cores, max(1, math.ceil(self.limits.cpu_quota) // self.world))
+        quota = self.limits.cpu_quota
+        return min(num_cores, max(1, math.ceil(quota) // self.world)) if quota else num_cores
 
     def _reserved(self, usable: int) -> int:
         reserved = self.settings.reserved_cpus
@@ -247,17 +246,16 @@ class _Planner:
             return 1 if usable >= RESERVE_ONE_FROM_CORES else 0
         if reserved >= usable:
             raise ConfigError(
-                f"{RESERVE_ENV}={reserved} leaves no core to compute on, as a rank has {usable}"
-                f" here: set it to at most {usable - 1}, or unset it."
+                f"{RESERVE_ENV}={reserved} leaves none of a rank's {usable} core(s) to compute on:"
+                f" set it to at most {usable - 1}, or unset it."
             )
         return reserved
 
     def _idle_nodes_note(self) -> list[str]:
         size = len(self._num_cores)
-        idle = size - self.world
-        if self.settings.visible_nodes is not None or idle <= 0:
+        if self.settings.visible_nodes is not None or size <= self.world:
             return []
-        return [f"{idle} more NUMA nodes idle, tensor or data parallel size {size} would use them"]
+        return [f"only {self.world} of {size} NUMA nodes used, try --tensor-parallel-size {size}"]
 
 
 def _keep_even_speed(cores: list[tuple[Cpu, ...]]) -> list[tuple[Cpu, ...]]:
@@ -287,11 +285,9 @@ def _share(count: int, index: int, parts: int, what: str) -> slice:
 
 
 def _parse_reserved(text: str) -> int | None:
-    if text and not text.isdecimal():
-        raise ConfigError(
-            f"{RESERVE_ENV}={text!r} is not a number of cores: give 0 or more, or unset it."
-        )
-    return int(text) if text else None
+    if not text or text.isdecimal():
+        return int(text) if text else None
+    raise ConfigError(f"{RESERVE_ENV}={text!r} is not a number of cores: give 0 or more.")
 
 
 def _parse_ids(name: str, text: str) -> tuple[int, ...]:

@@ -219,7 +219,7 @@ def _cgroup_dirs(controller: str, sysfs: Path, procfs: Path) -> Iterator[Path]:
     walking up then ends at the mount's root, which is the container's own group.
     """
     mount = sysfs / "fs/cgroup"
-    for line in (_read(procfs / "self/cgroup") or "0::/").splitlines():
+    for line in (_read(procfs / "self/cgroup").strip() or "0::/").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue

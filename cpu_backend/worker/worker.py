@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import vllm.v1.worker.cpu.shm  # noqa: F401 - replaces torch.cuda streams and events; must come first
@@ -19,6 +20,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import compat, info, layers, ops
 from cpu_backend.runtime import memory, threads, topology
+from cpu_backend.runtime.pages import LazyZeros
 from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
@@ -132,6 +134,10 @@ class CPUWorker(Worker):
             language_model=compilation.compilation_time,
             encoder=compilation.encoder_compilation_time,
         )
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        """The host's seam for allocations of one kind; only the KV cache is special here."""
+        return LazyZeros() if tag == "kv_cache" else nullcontext()
 
     def sleep(self, level: int = 1) -> None:
         """Refused: there is no second memory to move weights to."""
