@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import functools
 import importlib.abc
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from cpu_backend import envs
+from cpu_backend.errors import ConfigError
 
 
 def prepare_process() -> None:
@@ -36,6 +38,21 @@ def prepare_process() -> None:
         del os.environ["CUDA_VISIBLE_DEVICES"]
     accept_fractional_space()
     accept_device_argument()
+    _print_config_errors()
+
+
+def _print_config_errors() -> None:
+    """A wrong setting ends the process with its one sentence instead of a traceback."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if isinstance(error, ConfigError):
+            print(f"cpu_backend: {error}", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
+
+    if getattr(previous, "__module__", "") != __name__:
+        sys.excepthook = hook
 
 
 def accept_fractional_space() -> None:
@@ -61,44 +78,76 @@ def add_device_argument(parser: Any) -> None:
         )
 
 
-class _WhenLoaded(importlib.abc.MetaPathFinder):
-    """Runs ``action(module)`` at the first import after ``module`` has been loaded completely.
+class _PatchOnLoad(importlib.abc.MetaPathFinder):
+    """Runs ``action(module)`` right after ``name`` has been executed."""
 
-    The platform is resolved in the middle of importing the module to patch, so the patch has to
-    wait until the import that is under way has ended.
-    """
-
-    def __init__(self, module: str, action: Callable[[Any], None]) -> None:
-        self._module = module
+    def __init__(self, name: str, action: Callable[[Any], None]) -> None:
+        self._name = name
         self._action = action
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        module = sys.modules.get(self._module)
-        spec = getattr(module, "__spec__", None)
-        if module is not None and not getattr(spec, "_initializing", False):
-            sys.meta_path.remove(self)
-            self._action(module)
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_patch(module: Any) -> None:
+                execute(module)
+                self._action(module)
+
+            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec
 
 
 def accept_device_argument() -> None:
-    """Let ``EngineArgs(device="cpu")`` (so ``LLM(device="cpu")``) and its parsers take a device."""
+    """Let ``EngineArgs(device="cpu")`` (so ``LLM(device="cpu")``) and its parsers take a device.
+
+    The platform is often resolved in the middle of importing the very module to patch.  Then its
+    classes do not exist yet, but its ``dataclass`` decorator does, which will see them.
+    """
     name = "vllm.engine.arg_utils"
-    if not any(isinstance(finder, _WhenLoaded) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _WhenLoaded(name, _patch_engine_args))
+    module: Any = sys.modules.get(name)
+    if module is None:
+        if not any(isinstance(finder, _PatchOnLoad) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _PatchOnLoad(name, _patch_engine_args))
+    elif hasattr(module, "AsyncEngineArgs"):
+        _patch_engine_args(module)
+    elif not hasattr(module.dataclass, "_cpu_backend"):
+        original = module.dataclass
+
+        def dataclass(cls: type | None = None, /, **options: Any) -> Any:
+            made = original(cls, **options)
+            return _patch_class(made) if isinstance(made, type) else made
+
+        dataclass._cpu_backend = True  # type: ignore[attr-defined]
+        module.dataclass = dataclass
 
 
 def _patch_engine_args(module: Any) -> None:
     for cls in (module.EngineArgs, module.AsyncEngineArgs):
-        cls.__init__ = _without_device(cls.__init__)
-    add_cli_args = module.EngineArgs.add_cli_args
+        _patch_class(cls)
 
+
+def _patch_class(cls: Any) -> Any:
+    if cls.__name__ not in ("EngineArgs", "AsyncEngineArgs") or "_takes_device" in vars(cls):
+        return cls
+    cls._takes_device = True
+    cls.__init__ = _without_device(cls.__init__)
+    if cls.__name__ == "EngineArgs":
+        cls.add_cli_args = staticmethod(_with_device_argument(cls.add_cli_args))
+    return cls
+
+
+def _with_device_argument(add_cli_args: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(add_cli_args)
-    def with_device(parser: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(parser: Any, *args: Any, **kwargs: Any) -> Any:
         parser = add_cli_args(parser, *args, **kwargs)
         add_device_argument(parser)
         return parser
 
-    module.EngineArgs.add_cli_args = staticmethod(with_device)
+    return wrapper
 
 
 def _without_device(init: Callable[..., None]) -> Callable[..., None]:

@@ -1,5 +1,8 @@
-"""The error a user can act on; raised wherever a setting and the machine do not fit together."""
+"""The one error that users cause."""
 
 
-class ConfigError(ValueError):
-    """One sentence that names the setting, the cause and the way out."""
+class ConfigError(RuntimeError):
+    """A setting that cannot work here: one sentence with the cause and the way out.
+
+    Not a ValueError: the host builds its configuration inside pydantic, which would wrap it.
+    """

@@ -11,7 +11,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from cpu_backend import envs, ops
 from cpu_backend.errors import ConfigError
-from cpu_backend.runtime import memory
+from cpu_backend.runtime import memory, threads, topology
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,9 +86,11 @@ class CpuBackendPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Called for every configuration the host builds; each step may run again."""
+        ops.load()
         _set_block_size(vllm_config)
-        _set_kv_cache_space(vllm_config)
         _set_executor(vllm_config)
+        _check_threads(vllm_config)
+        _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
@@ -105,18 +107,44 @@ def _set_block_size(config: VllmConfig) -> None:
         )
 
 
+def _check_threads(config: VllmConfig) -> None:
+    """Plan every rank of this machine now: a wrong setting should not cost a model load."""
+    topo = topology.read_topology()
+    limits = topology.read_limits(topo)
+    settings = threads.ThreadSettings.from_env()
+    ranks = config.parallel_config.local_world_size
+    for rank in range(ranks):
+        threads.plan_threads(topo, limits, settings, rank, ranks)
+
+
 def _set_kv_cache_space(config: VllmConfig) -> None:
     requested = memory.parse_kvcache_space(envs.KVCACHE_SPACE.get())
     if requested is None:
         return
-    status = memory.read_memory_status(None)
-    if requested > status.total:
-        gib = 1 << 30
+    status = memory.read_memory_status(None, local_ranks=config.parallel_config.local_world_size)
+    memory.plan_kv_bytes(requested, status)
+    needed = _one_request_bytes(config)
+    if requested < needed:
         raise ConfigError(
-            f"VLLM_CPU_KVCACHE_SPACE asks for {requested / gib:.2f} GiB but the {status.limited_by} "
-            f"has {status.total / gib:.2f} GiB in all: choose less, or unset it for automatic size."
+            f"VLLM_CPU_KVCACHE_SPACE={envs.KVCACHE_SPACE.get()} is smaller than the "
+            f"{needed / memory.GIB:.2f} GiB that one request of "
+            f"{config.model_config.max_model_len} tokens fills: "
+            "give it more, or lower --max-model-len."
         )
     config.cache_config.kv_cache_memory_bytes = requested
+
+
+def _one_request_bytes(config: VllmConfig) -> int:
+    """KV bytes per rank of one request of full length, for models whose layers all keep it whole;
+    0 for others, which the host checks once the model is built."""
+    model = config.model_config
+    if model is None or model.runner_type != "generate":
+        return 0
+    if model.use_mla or model.is_hybrid or model.get_sliding_window() is not None:
+        return 0
+    parallel = config.parallel_config
+    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
+    return int(per_token * model.get_num_layers(parallel) * model.max_model_len)
 
 
 def _set_executor(config: VllmConfig) -> None:

@@ -1,0 +1,58 @@
+"""Fixtures of the end-to-end tests: the demo model and what transformers makes of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from engine import NEW_TOKENS
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 127, 128, 129, 500, 2000)
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """The demo model, made once in the user's cache."""
+    command = [sys.executable, "-m", "cpu_backend.demo_model"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """A dozen prompts of 1 to 2,000 tokens, from a fixed seed."""
+    generator = random.Random(20)
+    return [[generator.randrange(100, 49000) for _ in range(n)] for n in PROMPT_LENGTHS]
+
+
+@pytest.fixture(scope="session")
+def reference(model_path: str) -> Any:
+    """``reference(dtype)``: the model in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    return partial(AutoModelForCausalLM.from_pretrained, model_path, local_files_only=True)
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy fp32 tokens of transformers for each prompt."""
+    model = reference(dtype=torch.float32)
+    with torch.no_grad():
+        return [
+            model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )[0, len(ids) :].tolist()
+            for ids in prompts
+        ]

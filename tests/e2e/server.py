@@ -1,0 +1,95 @@
+"""A real ``vllm serve`` on a free port, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+VLLM = str(Path(sys.executable).parent / "vllm")
+START_SECONDS = 300  # generous: a wedged server must fail the test, a slow machine must not
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **extra}
+
+
+class Server:
+    """``vllm serve MODEL --device cpu ...``; ``log()`` is all it has printed so far."""
+
+    def __init__(self, model: str, log: Path, *arguments: str) -> None:
+        self.model = model
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = log
+        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        self._command = [VLLM, "serve", model, "--device", "cpu", *address, *arguments]
+
+    def __enter__(self) -> Server:
+        with self._log.open("w") as out:
+            self.process = subprocess.Popen(
+                self._command, stdout=out, stderr=out, env=environment(), start_new_session=True
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._healthy():
+            assert self.process.poll() is None, self.log()[-4000:]
+            assert time.monotonic() < deadline, self.log()[-4000:]
+            time.sleep(0.2)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                raise
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
+                return reply.status == 200
+        except OSError:
+            return False
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def metric(self, name: str) -> float:
+        """The sum of a Prometheus metric over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
+            text = reply.read().decode()
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M)
+        assert values, f"no metric {name}"
+        return sum(map(float, values))
+
+    def group(self) -> list[int]:
+        """Processes of the server's session that are alive."""
+        alive = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = entry.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == self.process.pid and fields[0] != "Z":
+                alive.append(int(entry.parent.name))
+        return alive
