@@ -189,10 +189,17 @@ namespace {
 
 // Index tensors come as int32 from this project's runner and as int64 from the host's adapters.
 template <class Index>
-void map_slots(const at::Tensor& query_start_loc, const int64_t* positions,
-               const at::Tensor& block_table, int64_t* slots, int64_t block_size) {
+void map_slots(const at::Tensor& query_start_loc, const at::Tensor& position_of,
+               const at::Tensor& block_table, const at::Tensor& slot_mapping,
+               int64_t block_size) {
   const auto* starts = query_start_loc.const_data_ptr<Index>();
   const auto* blocks = block_table.const_data_ptr<Index>();
+  const auto* positions = position_of.const_data_ptr<int64_t>();
+  auto* slots = slot_mapping.data_ptr<int64_t>();
+  const int64_t tokens = query_start_loc.numel() > 0 ? starts[query_start_loc.numel() - 1] : 0;
+  TORCH_CHECK_VALUE(position_of.numel() >= tokens && slot_mapping.numel() >= tokens,
+                    position_of.numel(), " positions and ", slot_mapping.numel(), " slots for ",
+                    tokens, " tokens.");
   for (int64_t request = 0; request + 1 < query_start_loc.numel(); ++request) {
     const Index* row = blocks + request * block_table.stride(0);
     for (int64_t t = starts[request]; t < starts[request + 1]; ++t)
@@ -208,14 +215,16 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
   TORCH_CHECK_VALUE(block_size > 0, "block_size must be positive.");
   TORCH_CHECK_TYPE(query_start_loc.scalar_type() == block_table.scalar_type(),
                    "query_start_loc and block_table must have one integer type.");
+  TORCH_CHECK_TYPE(block_table.scalar_type() == at::kInt || block_table.scalar_type() == at::kLong,
+                   "query_start_loc and block_table must be int32 or int64.");
+  TORCH_CHECK_VALUE(query_start_loc.is_contiguous(), "query_start_loc must be contiguous.");
   check_dense_last_dim(block_table, "block_table");
-  const int64_t* at_positions = typed_data<int64_t>(positions, "positions");
+  typed_data<int64_t>(positions, "positions");
   typed_data<int64_t>(slot_mapping, "slot_mapping");
-  auto* slots = slot_mapping.data_ptr<int64_t>();
   if (block_table.scalar_type() == at::kInt) {
-    map_slots<int32_t>(query_start_loc, at_positions, block_table, slots, block_size);
+    map_slots<int32_t>(query_start_loc, positions, block_table, slot_mapping, block_size);
   } else {
-    map_slots<int64_t>(query_start_loc, at_positions, block_table, slots, block_size);
+    map_slots<int64_t>(query_start_loc, positions, block_table, slot_mapping, block_size);
   }
 }
 

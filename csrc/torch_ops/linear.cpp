@@ -100,6 +100,8 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
 int64_t create_linear(const at::Tensor& weight, int64_t) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "a linear weight must be a matrix, this one is ",
                     weight.sizes(), ".");
+  TORCH_CHECK_VALUE(weight.numel() > 0, "a linear weight must have rows and columns, this one is ",
+                    weight.sizes(), ".");
   const DType dtype = dtype_of(weight, "weight");
   const int64_t k = weight.size(0);
   const int64_t n = weight.size(1);

@@ -49,6 +49,7 @@ void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mas
   const Rows rows = rows_of(logits, "logits");
   const bool* in_prompt = typed_data<bool>(prompt_mask, "prompt_mask");
   const bool* in_output = typed_data<bool>(output_mask, "output_mask");
+  check_shape(penalties, {rows.count}, "repetition_penalties");
   const float* penalty = typed_data<float>(penalties, "repetition_penalties");
   parallel_slices(rows.count, row_grain(rows.size), [&](Slice slice) {
     for (int64_t r = slice.begin; r < slice.end; ++r) {

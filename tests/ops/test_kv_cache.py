@@ -1,0 +1,168 @@
+"""cpu_attn_reshape_and_cache, exactly; and what the attention ops refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ops.attention_case import Case, Shape, halves, make_case, plan
+from tests.reference.attention import Masking, page
+
+WRITE = "cpu_attn_reshape_and_cache"
+
+
+def write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pages: torch.Tensor,
+    slots: list[int],
+    dtype: str = "auto",
+) -> None:
+    slot_mapping = torch.tensor(slots, dtype=torch.int64)
+    torch.ops._C.cpu_attn_reshape_and_cache(
+        key, value, *halves(pages), slot_mapping, "", 1.0, 1.0, dtype
+    )
+
+
+@pytest.mark.parametrize(("block_size", "head_dim"), [(16, 32), (32, 80), (128, 16)])
+def test_pages_hold_keys_by_channel_and_values_by_token(
+    block_size: int, head_dim: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    tokens, kv_heads = 3 * block_size, 2
+    key = torch.randn(tokens, kv_heads, head_dim, generator=seeded).to(dtype)
+    value = torch.randn(tokens, kv_heads, head_dim, generator=seeded).to(dtype)
+    pages = torch.full((3, kv_heads, 2 * block_size, head_dim), float("nan"), dtype=dtype)
+    order = torch.randperm(tokens, generator=seeded)
+    write(key, value, pages, order.tolist())
+    at = order.argsort().view(3, block_size)  # [block, offset]: the token that went there
+    for block in range(3):
+        for head in range(kv_heads):
+            expected = page(key[at[block], head], value[at[block], head])
+            assert torch.equal(pages[block, head].reshape(-1), expected)
+
+
+def test_negative_slots_and_other_slots_stay_untouched(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    kv = torch.randn(2, 6, 2, 32, generator=seeded).to(dtype)
+    pages = torch.full((4, 2, 32, 32), float("nan"), dtype=dtype)
+    write(kv[0], kv[1], pages, [-1, 17, -1, 40, 2, -1])
+    written = pages.isnan().logical_not().sum(dim=(1, 2, 3))
+    assert written.tolist() == [128, 128, 128, 0]  # 2 heads x 32 channels x key and value
+    only = torch.full_like(pages, float("nan"))
+    write(kv[0, [1, 3, 4]], kv[1, [1, 3, 4]], only, [17, 40, 2])
+    assert torch.equal(pages.nan_to_num(7.0), only.nan_to_num(7.0))
+    write(kv[0], kv[1], only, [-1] * 6)
+    assert torch.equal(pages.nan_to_num(7.0), only.nan_to_num(7.0))
+
+
+def test_keys_and_values_may_be_views_with_padding_rows(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """Slices of a merged projection, and more rows than slots: the rest is padding."""
+    qkv = torch.randn(9, 8, 32, generator=seeded).to(dtype)
+    key, value = qkv[:, 4:6], qkv[:, 6:8]
+    pages, expected = torch.zeros(2, 2, 2, 32, 32, dtype=dtype)
+    slots = [30, 1, 2, 16, 0, 9, 8]
+    write(key, value, pages, slots)
+    write(key[:7].contiguous(), value[:7].contiguous(), expected, slots)
+    assert torch.equal(pages, expected)
+    write(qkv.view(9, -1)[:, 128:192], qkv.view(9, -1)[:, 192:], pages.zero_(), slots)
+    assert torch.equal(pages, expected)
+
+
+def test_writing_no_tokens_changes_nothing(dtype: torch.dtype) -> None:
+    pages, none = torch.zeros(2, 2, 32, 32, dtype=dtype), torch.empty(0, 2, 32, dtype=dtype)
+    write(none, none, pages, [])
+    assert not pages.any()
+
+
+@pytest.fixture
+def case(seeded: torch.Generator) -> Case:
+    return make_case(Shape((2,), (20,)), torch.float32, seeded)
+
+
+def attend(case: Case, pages: torch.Tensor, **changes: object) -> None:
+    arguments: dict[str, object] = {
+        "query": case.query, "output": torch.empty_like(case.query),
+        "query_start_loc": case.starts, "seq_lens": torch.tensor(case.shape.seq_lens).int(),
+        "scale": 1.0, "causal": True, "alibi_slopes": None, "sliding_window_size": -1,
+        "block_table": case.block_table, "softcap": 0.0,
+        "scheduler_metadata": plan(case, Masking()), "s_aux": None, "dynamic_causal": None,
+    }  # fmt: skip
+    arguments["key_cache"], arguments["value_cache"] = halves(pages)
+    torch.ops._C.cpu_attention_with_kv_cache(**(arguments | changes))
+
+
+@pytest.mark.parametrize(
+    ("pages", "sentence"),
+    [
+        ((2, 2, 32, 72), "head size 72 is not supported: multiples of 16 up to 512 are."),
+        ((2, 2, 32, 528), "head size 528 is not supported: multiples of 16 up to 512 are."),
+        (
+            (2, 2, 48, 32),
+            "block size 24 is not supported: choose --block-size as a multiple of 16.",
+        ),
+    ],
+)
+def test_unsupported_page_shapes_are_named(
+    pages: tuple[int, ...], sentence: str, case: Case
+) -> None:
+    key = torch.zeros(1, 2, pages[3])
+    with pytest.raises(ValueError) as error:
+        write(key, key, torch.zeros(pages), [0])
+    assert str(error.value).splitlines()[0] == sentence
+    with pytest.raises(ValueError) as error:
+        attend(case, torch.zeros(pages))
+    assert str(error.value).splitlines()[0] == sentence
+
+
+def test_quantized_cache_is_refused_with_the_way_out(case: Case) -> None:
+    sentence = "--kv-cache-dtype fp8 is not supported by this version; leave it at 'auto'."
+    shape = case.shape
+    calls = [
+        lambda: write(case.keys[0], case.values[0], case.pages, [0] * 20, "fp8"),
+        lambda: attend(case, case.pages, kv_cache_dtype="fp8"),
+        lambda: torch.ops._C.get_scheduler_metadata(
+            1, shape.heads, shape.kv_heads, shape.head_dim, torch.tensor([20]).int(),
+            torch.float32, case.starts, True, -1, "", True, None, "fp8",
+        ),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(NotImplementedError) as error:
+            call()
+        assert str(error.value).splitlines()[0] == sentence
+
+
+def test_attention_refuses_what_does_not_fit(case: Case) -> None:
+    pages, wide = case.pages, case.block_table.long()
+    refused: list[tuple[type[Exception], str, dict[str, object]]] = [
+        (TypeError, "key_cache has dtype Float but query has Half", {"query": case.query.half()}),
+        (TypeError, "output has dtype Half", {"output": case.query.half()}),
+        (TypeError, "block_table must be int32", {"block_table": wide}),
+        (ValueError, "output has shape", {"output": case.query[:1].clone()}),
+        (ValueError, "3 query heads cannot share 2 KV heads", {"query": case.query[:, :3]}),
+        (ValueError, "not a plan", {"scheduler_metadata": torch.zeros(16, dtype=torch.int8)}),
+        (ValueError, "alibi_slopes has shape", {"alibi_slopes": torch.ones(3)}),
+        (ValueError, "s_aux has shape", {"s_aux": torch.ones(3)}),
+    ]
+    for kind, sentence, change in refused:
+        if "query" in change and kind is ValueError:
+            change = change | {"output": torch.empty(2, 3, 32)}
+        with pytest.raises(kind, match=sentence):
+            attend(case, pages, **change)
+
+
+def test_writing_refuses_what_does_not_fit(case: Case) -> None:
+    key, pages = case.keys[0], case.pages
+    with pytest.raises(TypeError, match="value has dtype Half but key has Float"):
+        write(key, key.half(), pages, [0])
+    with pytest.raises(TypeError, match="key_cache has dtype Float but key has Half"):
+        write(key.half(), key.half(), pages, [0])
+    with pytest.raises(ValueError, match="slot_mapping has 21 entries for 20 keys"):
+        write(key, key, pages, [0] * 21)
+    with pytest.raises(ValueError, match="the cache holds 2 KV heads, key has 1"):
+        write(key[:, :1], key[:, :1], pages, [0])
+    keys, values = halves(pages)
+    with pytest.raises(ValueError, match="value half of a cache page must follow its key half"):
+        getattr(torch.ops._C, WRITE)(key, key, values, keys, torch.zeros(1).long(), "")

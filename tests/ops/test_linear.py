@@ -1,0 +1,157 @@
+"""Linear layers, under the host's names and as this backend's own op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from cpu_backend.ops import PackedLinear
+from tests.ops.accuracy import assert_accurate, guarded
+from tests.reference.linear import linear
+
+# [tokens, out_features, in_features]: around lanes, panels, register tiles and chains of 128.
+SHAPES = [
+    (1, 1, 1), (1, 8, 3), (2, 17, 5), (3, 15, 16), (5, 16, 17), (6, 31, 33), (7, 33, 31),
+    (11, 63, 127), (12, 65, 128), (13, 127, 129), (25, 129, 96), (1, 255, 511), (1, 257, 513),
+    (64, 48, 1537),
+]  # fmt: skip
+
+
+def random(dtype: torch.dtype, seeded: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded).to(dtype)
+
+
+@contextmanager
+def packed_by_host(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The handle as the host keeps it: a tensor of one int64."""
+    handle = torch.ops._C.create_onednn_mm_handler(weight.t(), 32)
+    yield torch.tensor([handle], dtype=torch.int64)
+    torch.ops._C.release_dnnl_matmul_handler(handle)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
+def test_onednn_mm_matches_reference(
+    m: int, n: int, k: int, with_bias: bool, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x = guarded(m, k, dtype, random(dtype, seeded, m, k))
+    out = guarded(m, n, dtype)
+    weight, bias = random(dtype, seeded, n, k), random(dtype, seeded, n) if with_bias else None
+    with packed_by_host(weight) as handle:
+        torch.ops._C.onednn_mm(out.rows, x.rows, bias, handle)
+    assert_accurate(out.rows, linear, x.rows, weight, bias)
+    out.assert_intact()
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+@pytest.mark.parametrize("float_output", [False, True], ids=["same output", "float output"])
+def test_linear_matches_reference(
+    m: int, n: int, k: int, float_output: bool, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight = random(dtype, seeded, m, k), random(dtype, seeded, n, k)
+    bias = random(dtype, seeded, n)
+    out = PackedLinear(weight, float_output)(x, None, bias)
+    assert out.dtype == (torch.float32 if float_output else dtype)
+    assert_accurate(out, linear, x, weight, bias)
+
+
+def test_linear_packs_any_strides_and_needs_the_weight_no_more(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, transposed = random(dtype, seeded, 4, 21), random(dtype, seeded, 21, 35)
+    layer = PackedLinear(transposed.t())
+    kept = transposed.clone()
+    transposed.fill_(float("nan"))
+    assert_accurate(layer(x), linear, x, kept.t())
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 21), (21,), (1, 1, 1, 21), (0, 21), (0, 2, 21), (2, 0, 21)]
+)
+def test_linear_accepts_any_leading_dimensions(
+    shape: tuple[int, ...], dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight = random(dtype, seeded, *shape), random(dtype, seeded, 19, 21)
+    out = PackedLinear(weight)(x)
+    assert out.shape == (*shape[:-1], 19)
+    assert_accurate(out, linear, x, weight)
+
+
+def test_linear_accepts_strided_batches(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    x, weight = random(dtype, seeded, 3, 4, 50)[:, 1:3, 5:26], random(dtype, seeded, 19, 21)
+    assert_accurate(PackedLinear(weight)(x), linear, x, weight)
+
+
+@pytest.mark.parametrize(("n", "k"), [(33, 50), (200, 300)])
+def test_linear_result_of_a_row_does_not_depend_on_its_batch(
+    n: int, k: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, layer = random(dtype, seeded, 40, k), PackedLinear(random(dtype, seeded, n, k))
+    together = layer(x)
+    for size in (1, 2, 5, 6, 7, 13):
+        for start in range(0, 40 - size, 3):
+            rows = slice(start, start + size)
+            assert torch.equal(layer(x[rows]), together[rows])
+
+
+def test_linear_result_does_not_depend_on_threads(
+    dtype: torch.dtype, seeded: torch.Generator, threads: None
+) -> None:
+    layer = PackedLinear(random(dtype, seeded, 130, 400))
+    for m in (1, 29):
+        x, results = random(dtype, seeded, m, 400), []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(layer(x))
+        assert torch.equal(results[0], results[1])
+        assert torch.equal(results[0], results[2])
+
+
+def test_linear_spreads_long_inputs_over_items(seeded: torch.Generator) -> None:
+    """More rows than one item takes at this depth, so items split by rows and by panels."""
+    x, weight = torch.randn(100, 4000, generator=seeded), torch.randn(50, 4000, generator=seeded)
+    assert_accurate(PackedLinear(weight)(x), linear, x, weight)
+
+
+def test_linear_passes_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    layer = PackedLinear(random(dtype, seeded, 17, 33))
+    for x in (random(dtype, seeded, 5, 33), random(dtype, seeded, 2, 3, 33)):
+        for bias in (None, random(dtype, seeded, 17)):
+            for float_output in (False, True):
+                arguments = (x, layer._handle, 17, bias, float_output)
+                torch.library.opcheck(torch.ops.cpu_backend.linear.default, arguments)
+
+
+def test_linear_refuses_what_does_not_fit() -> None:
+    layer, x = PackedLinear(torch.ones(4, 8)), torch.ones(3, 8)
+    with pytest.raises(
+        TypeError, match="activations have dtype BFloat16 but the weight was packed"
+    ):
+        layer(x.bfloat16())
+    with pytest.raises(TypeError, match="bias has dtype Half but input has Float"):
+        layer(x, None, torch.ones(4).half())
+    with pytest.raises(ValueError, match=r"bias has shape \[5\], expected \[4\]"):
+        layer(x, None, torch.ones(5))
+    with pytest.raises(ValueError, match=r"the weight needs \[tokens, 8\]"):
+        layer(torch.ones(3, 7))
+    with pytest.raises(ValueError, match="no packed weight"):
+        torch.ops.cpu_backend.linear(x, 0, 4, None, False)
+    with pytest.raises(ValueError, match="4 output features, not 5"):
+        torch.ops.cpu_backend.linear(x, layer._handle, 5, None, False)
+    with pytest.raises(TypeError, match="weight has dtype Double"):
+        PackedLinear(torch.ones(4, 8).double())
+    with pytest.raises(ValueError, match="must be a matrix"):
+        torch.ops._C.create_onednn_mm_handler(torch.ones(4), 0)
+    with pytest.raises(ValueError, match="must have rows and columns"):
+        PackedLinear(torch.ones(4, 0))
+
+
+def test_onednn_mm_refuses_a_wrong_output() -> None:
+    with packed_by_host(torch.ones(4, 8)) as handle:
+        with pytest.raises(ValueError, match=r"output has shape \[3, 5\], expected \[3, 4\]"):
+            torch.ops._C.onednn_mm(torch.empty(3, 5), torch.ones(3, 8), None, handle)
+        with pytest.raises(TypeError, match="output has dtype Half but input has Float"):
+            torch.ops._C.onednn_mm(torch.empty(3, 4).half(), torch.ones(3, 8), None, handle)

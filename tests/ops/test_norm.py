@@ -1,0 +1,116 @@
+"""rms_norm and fused_add_rms_norm."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.ops.accuracy import ODD_SIZES, assert_accurate, guarded
+from tests.reference.norm import rms_norm
+
+EPSILON = 1e-5
+norm = functools.partial(rms_norm, epsilon=EPSILON)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seeded: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded).to(dtype)
+
+
+@pytest.mark.parametrize("hidden", ODD_SIZES)
+@pytest.mark.parametrize("with_weight", [True, False], ids=["weight", "no weight"])
+def test_rms_norm_matches_reference(
+    hidden: int, with_weight: bool, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x = guarded(5, hidden, dtype, 3 * random((5, hidden), dtype, seeded))
+    weight = random((hidden,), dtype, seeded) if with_weight else None
+    out = guarded(5, hidden, dtype)
+    torch.ops._C.rms_norm(out.rows, x.rows, weight, EPSILON)
+    assert_accurate(out.rows, norm, x.rows, weight)
+    out.assert_intact()
+    x.assert_intact()
+
+
+@pytest.mark.parametrize("hidden", [2048, 2049])
+def test_rms_norm_is_accurate_on_long_rows(
+    hidden: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight = random((40, hidden), dtype, seeded), random((hidden,), dtype, seeded)
+    out = torch.empty_like(x)
+    torch.ops._C.rms_norm(out, x, weight, EPSILON)
+    assert_accurate(out, norm, x, weight)
+
+
+def test_rms_norm_uses_epsilon(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    x, weight = random((3, 17), dtype, seeded), random((17,), dtype, seeded)
+    out = torch.empty_like(x)
+    torch.ops._C.rms_norm(out, x, weight, 0.5)
+    assert_accurate(out, functools.partial(rms_norm, epsilon=0.5), x, weight)
+
+
+@pytest.mark.parametrize("hidden", ODD_SIZES)
+@pytest.mark.parametrize("with_weight", [True, False], ids=["weight", "no weight"])
+def test_fused_add_rms_norm_matches_reference(
+    hidden: int, with_weight: bool, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x = guarded(5, hidden, dtype, random((5, hidden), dtype, seeded))
+    residual = guarded(5, hidden, dtype, random((5, hidden), dtype, seeded))
+    weight = random((hidden,), dtype, seeded) if with_weight else None
+    total = x.rows + residual.rows
+    torch.ops._C.fused_add_rms_norm(x.rows, residual.rows, weight, EPSILON)
+    assert torch.equal(residual.rows, total), "the sum is rounded once, as PyTorch rounds it"
+    assert_accurate(x.rows, norm, total, weight)
+    x.assert_intact()
+    residual.assert_intact()
+
+
+def test_rms_norm_works_in_place(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    x, weight = random((6, 33), dtype, seeded), random((33,), dtype, seeded)
+    apart = torch.empty_like(x)
+    torch.ops._C.rms_norm(apart, x, weight, EPSILON)
+    torch.ops._C.rms_norm(x, x, weight, EPSILON)
+    assert torch.equal(x, apart)
+
+
+def test_rms_norm_of_heads_in_a_merged_projection(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    qkv, weight = random((7, 6 * 24), dtype, seeded), random((24,), dtype, seeded)
+    heads = qkv[:, 24 : 4 * 24].view(7, 3, 24)
+    out = torch.empty(7, 3, 24, dtype=dtype)
+    torch.ops._C.rms_norm(out, heads, weight, EPSILON)
+    assert_accurate(out, norm, heads, weight)
+
+
+def test_rms_norm_keeps_rows_independent(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    x, weight = random((200, 257), dtype, seeded), random((257,), dtype, seeded)
+    together, alone = torch.empty_like(x), torch.empty_like(x)
+    torch.ops._C.rms_norm(together, x, weight, EPSILON)
+    for row in range(len(x)):
+        torch.ops._C.rms_norm(alone[row : row + 1], x[row : row + 1], weight, EPSILON)
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (0, 3, 64)])
+def test_norms_accept_no_tokens(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, residual = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    torch.ops._C.rms_norm(torch.empty_like(x), x, torch.ones(64, dtype=dtype), EPSILON)
+    torch.ops._C.fused_add_rms_norm(x, residual, torch.ones(64, dtype=dtype), EPSILON)
+
+
+def test_norms_refuse_what_they_cannot_do() -> None:
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    rms_norm_op, fused = torch.ops._C.rms_norm, torch.ops._C.fused_add_rms_norm
+    with pytest.raises(TypeError, match="weight has dtype BFloat16 but input has Float"):
+        rms_norm_op(torch.empty_like(x), x, weight.bfloat16(), EPSILON)
+    with pytest.raises(TypeError, match="out has dtype Half but input has Float"):
+        rms_norm_op(x.half(), x, weight, EPSILON)
+    with pytest.raises(TypeError, match="supported are float32, bfloat16 and float16"):
+        rms_norm_op(x.double(), x.double(), None, EPSILON)
+    with pytest.raises(ValueError, match=r"weight has shape \[7\], expected \[8\]"):
+        rms_norm_op(torch.empty_like(x), x, torch.ones(7), EPSILON)
+    with pytest.raises(ValueError, match="input must be dense in its last dimension"):
+        rms_norm_op(torch.empty(8, 2), x.T, None, EPSILON)
+    with pytest.raises(ValueError, match="residual has shape"):
+        fused(x, torch.ones(3, 8), weight, EPSILON)

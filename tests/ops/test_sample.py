@@ -1,0 +1,135 @@
+"""Token choice and repetition penalties."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from vllm._custom_ops import apply_repetition_penalties_torch
+
+from tests.ops.accuracy import ODD_SIZES, guarded
+from tests.reference.sample import argmax, gumbel_argmax
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("vocabulary", [*ODD_SIZES, 32003])
+def test_greedy_argmax_finds_the_maximum(
+    vocabulary: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    content = torch.randn(6, vocabulary, generator=seeded)
+    logits = guarded(6, vocabulary, dtype, content)
+    chosen = torch.ops._C.greedy_argmax(logits.rows)
+    assert chosen.dtype == torch.int64
+    assert chosen.tolist() == [argmax(row) for row in logits.rows]
+
+
+@pytest.mark.parametrize("at", range(35))
+def test_greedy_argmax_finds_every_column(at: int, dtype: torch.dtype) -> None:
+    logits = torch.full((1, 35), -3.0, dtype=dtype)
+    logits[0, at] = -2.0
+    assert torch.ops._C.greedy_argmax(logits).item() == at
+
+
+def test_greedy_argmax_takes_the_lowest_index_of_ties(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    logits = torch.randint(0, 3, (200, 37), generator=seeded).to(dtype)
+    assert torch.ops._C.greedy_argmax(logits).tolist() == [argmax(row) for row in logits]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([NAN, 1.0, 2.0], 2),
+        ([3.0, NAN, 2.0], 0),
+        ([NAN, NAN, NAN], 0),
+        ([-INF, -INF, -INF], 0),
+        ([-INF, NAN, -5.0], 2),
+        ([1.0, INF, INF], 1),
+        ([NAN] * 20 + [-INF] * 20 + [-1e4], 40),
+    ],
+)
+def test_greedy_argmax_with_nan_and_infinity(
+    row: list[float], expected: int, dtype: torch.dtype
+) -> None:
+    assert torch.ops._C.greedy_argmax(torch.tensor([row], dtype=dtype)).item() == expected
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 8, 9, 17, 33, 129])
+def test_gumbel_argmax_matches_reference(
+    vocabulary: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    logits = torch.randn(30, vocabulary, generator=seeded).to(dtype)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (30,), generator=seeded)
+    chosen = torch.ops._C.fused_gumbel_argmax(logits, seeds)
+    pairs = zip(logits, seeds.tolist(), strict=True)
+    assert chosen.tolist() == [gumbel_argmax(row, seed) for row, seed in pairs]
+
+
+@pytest.mark.parametrize("scale", [1, 0x1234567_00000000], ids=["small seeds", "large seeds"])
+def test_gumbel_argmax_draws_from_the_softmax(scale: int, seeded: torch.Generator) -> None:
+    draws = 40000
+    logits = 1.5 * torch.randn(21, generator=seeded)
+    seeds = torch.arange(draws) * scale % (2**62) + 5
+    chosen = torch.ops._C.fused_gumbel_argmax(logits.expand(draws, -1).contiguous(), seeds)
+    expected = draws * logits.double().softmax(0)
+    counts = chosen.bincount(minlength=21)
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    assert chi_square < 45.3, "20 degrees of freedom exceed this once in a thousand runs"
+
+
+def test_gumbel_argmax_depends_on_its_own_row_and_seed_alone(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    logits = torch.randn(50, 77, generator=seeded).to(dtype)
+    seeds = torch.randint(0, 2**62, (50,), generator=seeded)
+    together = torch.ops._C.fused_gumbel_argmax(logits, seeds)
+    assert torch.equal(together, torch.ops._C.fused_gumbel_argmax(logits, seeds))
+    reverse = torch.ops._C.fused_gumbel_argmax(logits.flip(0), seeds.flip(0))
+    assert torch.equal(together, reverse.flip(0))
+    other = torch.ops._C.fused_gumbel_argmax(logits, seeds + 1)
+    assert not torch.equal(together, other)
+
+
+def test_gumbel_argmax_never_draws_what_is_masked(seeded: torch.Generator) -> None:
+    logits = torch.full((500, 40), -INF)
+    logits[:, 11], logits[:, 38] = 0.0, 1.0
+    chosen = torch.ops._C.fused_gumbel_argmax(logits, torch.arange(500))
+    assert set(chosen.tolist()) == {11, 38}
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 16, 33, 1001])
+def test_repetition_penalties_match_the_host(vocabulary: int, seeded: torch.Generator) -> None:
+    logits = guarded(6, vocabulary, torch.float32, torch.randn(6, vocabulary, generator=seeded))
+    prompt, output = torch.rand(2, 6, vocabulary, generator=seeded) < 0.3
+    penalties = torch.tensor([1.0, 1.3, 0.7, 2.0, 1.1, 10.0])
+    expected = logits.rows.clone()
+    apply_repetition_penalties_torch(expected, prompt, output, penalties)
+    torch.ops._C.apply_repetition_penalties_(logits.rows, prompt, output, penalties)
+    torch.testing.assert_close(logits.rows, expected, rtol=3e-7, atol=0)
+    logits.assert_intact()
+
+
+def test_sampling_accepts_no_requests() -> None:
+    logits, mask = torch.empty(0, 9), torch.empty(0, 9, dtype=torch.bool)
+    assert torch.ops._C.greedy_argmax(logits).shape == (0,)
+    none = torch.empty(0, dtype=torch.int64)
+    assert torch.ops._C.fused_gumbel_argmax(logits, none).shape == (0,)
+    torch.ops._C.apply_repetition_penalties_(logits, mask, mask, torch.empty(0))
+
+
+def test_sampling_refuses_what_does_not_fit() -> None:
+    logits, mask = torch.zeros(2, 9), torch.zeros(2, 9, dtype=torch.bool)
+    with pytest.raises(ValueError, match="logits must be"):
+        torch.ops._C.greedy_argmax(logits[0])
+    with pytest.raises(ValueError, match="logits must be"):
+        torch.ops._C.greedy_argmax(torch.empty(2, 0))
+    with pytest.raises(ValueError, match="seeds has 3 entries for 2 rows"):
+        torch.ops._C.fused_gumbel_argmax(logits, torch.arange(3))
+    penalize = torch.ops._C.apply_repetition_penalties_
+    with pytest.raises(TypeError, match="must be float32"):
+        penalize(logits.half(), mask, mask, torch.ones(2))
+    with pytest.raises(ValueError, match=r"prompt_mask has shape \[1, 9\]"):
+        penalize(logits, mask[:1], mask, torch.ones(2))
+    with pytest.raises(ValueError, match=r"repetition_penalties has shape \[1\]"):
+        penalize(logits, mask, mask, torch.ones(1))
