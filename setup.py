@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 
@@ -42,7 +42,9 @@ class CMakeBuild(build_ext):
             f"-DTORCH_VERSION={torch.__version__.partition('+')[0]}",
         ]
         subprocess.run(configure, cwd=build, check=True)
-        subprocess.run(["cmake", "--build", ".", "--target", "cpu_backend_ops"], cwd=build, check=True)
+        subprocess.run(
+            ["cmake", "--build", ".", "--target", "cpu_backend_ops"], cwd=build, check=True
+        )
         subprocess.run(["cmake", "--install", ".", "--prefix", str(target)], cwd=build, check=True)
 
 

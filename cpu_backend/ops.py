@@ -123,7 +123,9 @@ class PackedLinear:
         self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [..., in_features] to [..., out_features]; ``weight`` is the host's and not read."""
-        result: torch.Tensor = self._linear(x, self._handle, self.out_features, bias, self._float_output)
+        result: torch.Tensor = self._linear(
+            x, self._handle, self.out_features, bias, self._float_output
+        )
         return result
 
     def __del__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def compute_slot_mapping(  # noqa: N803 - the names are the Triton kernel's, the host binds by them
+def compute_slot_mapping(
     num_tokens: int,
     max_num_tokens: int,
     query_start_loc_ptr: torch.Tensor,

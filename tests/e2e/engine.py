@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+MARK = "RESULT "
 NEW_TOKENS = 12  # generated per prompt where tokens are compared
 
 
@@ -26,7 +27,9 @@ def run(job: dict[str, Any], **environ: str) -> list[list[dict[str, Any]]]:
         command, input=json.dumps(job), capture_output=True, text=True, env=env, timeout=600
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    # The engine's process shares the output, before and after.
+    [line] = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    return json.loads(line.removeprefix(MARK))
 
 
 def _main() -> None:
@@ -40,7 +43,7 @@ def _main() -> None:
         prompts = [{"prompt_token_ids": ids} for ids in batch]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         results.append([_result(output) for output in outputs])
-    print(json.dumps(results))
+    print(f"\n{MARK}{json.dumps(results)}", flush=True)
 
 
 def _result(output: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -109,12 +111,10 @@ def test_unsupported_page_shapes_are_named(
     pages: tuple[int, ...], sentence: str, case: Case
 ) -> None:
     key = torch.zeros(1, 2, pages[3])
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         write(key, key, torch.zeros(pages), [0])
-    assert str(error.value).splitlines()[0] == sentence
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         attend(case, torch.zeros(pages))
-    assert str(error.value).splitlines()[0] == sentence
 
 
 def test_quantized_cache_is_refused_with_the_way_out(case: Case) -> None:

@@ -33,8 +33,20 @@ def check(
 @pytest.mark.parametrize("inverse", [False, True], ids=["forward", "inverse"])
 @pytest.mark.parametrize(
     ("head_size", "rotary_dim", "offset"),
-    [(2, 2, 0), (6, 6, 0), (14, 14, 0), (16, 16, 0), (18, 18, 0), (34, 34, 0), (64, 64, 0)]
-    + [(64, 16, 0), (80, 32, 0), (64, 16, 48), (96, 30, 7), (128, 64, 64)],
+    [
+        (2, 2, 0),
+        (6, 6, 0),
+        (14, 14, 0),
+        (16, 16, 0),
+        (18, 18, 0),
+        (34, 34, 0),
+        (64, 64, 0),
+        (64, 16, 0),
+        (80, 32, 0),
+        (64, 16, 48),
+        (96, 30, 7),
+        (128, 64, 64),
+    ],
 )
 def test_rotary_embedding_matches_reference(
     head_size: int, rotary_dim: int, offset: int, inverse: bool, neox: bool,

@@ -1,0 +1,79 @@
+// Compiled once per target with that target's flags, like dispatch/targets/*.cpp; see probe.h.
+#include "probe.h"
+
+#include "isa/math.h"
+#include "kernels/sample.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+template <class F>
+CPU_BACKEND_INLINE void map(const float* x, float* y, int64_t size, F f) {
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    store_n(y + i, f(load_n(x + i, n)), n);
+  });
+}
+template <class F>
+CPU_BACKEND_INLINE void map(const float* a, const float* b, float* y, int64_t size, F f) {
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    store_n(y + i, f(load_n(a + i, n), load_n(b + i, n)), n);
+  });
+}
+template <class From, class To>
+CPU_BACKEND_INLINE void convert(const void* x, void* y, int64_t size) {
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    store_n(static_cast<To*>(y) + i, load_n(static_cast<const From*>(x) + i, n), n);
+  });
+}
+
+#define CPU_BACKEND_MAP(f) \
+  [](const float* x, float* y, int64_t n) { \
+    map(x, y, n, [](Vec v) CPU_BACKEND_LAMBDA { return f(v); }); \
+  }
+
+namespace {
+const test::Probe kProbe = {
+    CPU_BACKEND_PROBE_NAME,
+    kLanes,
+    CPU_BACKEND_MAP(exp),
+    CPU_BACKEND_MAP(sigmoid),
+    CPU_BACKEND_MAP(tanh),
+    CPU_BACKEND_MAP(erfc),
+    CPU_BACKEND_MAP(log),
+    CPU_BACKEND_MAP(abs),
+    [](const float* a, const float* b, float* y, int64_t n) {
+      map(a, b, y, n, [](Vec u, Vec v) CPU_BACKEND_LAMBDA { return max(u, v); });
+    },
+    [](const float* a, const float* b, float* y, int64_t n) {
+      map(a, b, y, n, [](Vec u, Vec v) CPU_BACKEND_LAMBDA { return min(u, v); });
+    },
+    [](const float* a, const float* b, float* y, int64_t n) {
+      map(a, b, y, n,
+          [](Vec u, Vec v) CPU_BACKEND_LAMBDA { return select(u < v, u, broadcast(7.0f)); });
+    },
+    [](const float* a, const float* b, float* y, int64_t n) {
+      map(a, b, y, n, [](Vec u, Vec v) CPU_BACKEND_LAMBDA { return u * v + 1.0f; });
+    },
+    [](const float* x) { return sum_lanes(load(x)); },
+    [](const float* x) { return max_lanes(load(x)); },
+    [](int32_t first, int32_t* y) { store_raw(y, lane_index(first)); },
+    [](float x, float* y) { store(y, broadcast(x)); },
+    [](const void* x, float* y, int64_t n) { convert<bf16_t, float>(x, y, n); },
+    [](const void* x, float* y, int64_t n) { convert<fp16_t, float>(x, y, n); },
+    [](const float* x, void* y, int64_t n) { convert<float, bf16_t>(x, y, n); },
+    [](const float* x, void* y, int64_t n) { convert<float, fp16_t>(x, y, n); },
+    [](const float* x, float* lanes, int n) { store(lanes, load_partial(x, n)); },
+    [](const float* lanes, float* y, int n) { store_partial(y, load(lanes), n); },
+    [](int32_t first, uint64_t seed, float* y, int64_t size) {
+      for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+        store_n(y + i, uniform(lane_index(first + static_cast<int32_t>(i)), seed), n);
+      });
+    },
+};
+}  // namespace
+
+}  // namespace CPU_BACKEND_NAMESPACE
+
+namespace cpu_backend::test {
+extern const Probe* const CPU_BACKEND_PROBE_SYMBOL;
+const Probe* const CPU_BACKEND_PROBE_SYMBOL = &CPU_BACKEND_TARGET::kProbe;
+}  // namespace cpu_backend::test

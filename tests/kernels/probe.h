@@ -1,0 +1,53 @@
+// The vector vocabulary of one target behind plain functions on arrays.
+//
+// isa/vec.h and isa/math.h exist only inside a target's own translation unit, compiled with its
+// flags.  The tests themselves are compiled once, with the baseline's, and reach it through here.
+#pragma once
+
+#include <cstdint>
+
+namespace cpu_backend::test {
+
+struct Probe {
+  const char* target;
+  int lanes;
+
+  // y[i] = f(x[i]) for any n >= 0
+  void (*exp)(const float* x, float* y, int64_t n);
+  void (*sigmoid)(const float* x, float* y, int64_t n);
+  void (*tanh)(const float* x, float* y, int64_t n);
+  void (*erfc)(const float* x, float* y, int64_t n);
+  void (*log)(const float* x, float* y, int64_t n);
+  void (*abs)(const float* x, float* y, int64_t n);
+
+  // y[i] = f(a[i], b[i])
+  void (*max)(const float* a, const float* b, float* y, int64_t n);
+  void (*min)(const float* a, const float* b, float* y, int64_t n);
+  // y[i] = a[i] < b[i] ? a[i] : 7
+  void (*select_less)(const float* a, const float* b, float* y, int64_t n);
+  // y[i] = a[i] * b[i] + 1
+  void (*multiply_add)(const float* a, const float* b, float* y, int64_t n);
+
+  // Of exactly `lanes` values.
+  float (*sum_lanes)(const float* x);
+  float (*max_lanes)(const float* x);
+  void (*lane_index)(int32_t first, int32_t* y);
+  void (*broadcast)(float x, float* y);
+
+  void (*widen_bf16)(const void* x, float* y, int64_t n);
+  void (*widen_fp16)(const void* x, float* y, int64_t n);
+  void (*narrow_bf16)(const float* x, void* y, int64_t n);
+  void (*narrow_fp16)(const float* x, void* y, int64_t n);
+
+  // All `lanes` of load_partial(x, n), and store_partial of them.
+  void (*load_partial)(const float* x, float* lanes, int n);
+  void (*store_partial)(const float* lanes, float* y, int n);
+
+  // y[i] = uniform(first + i, seed)
+  void (*uniform)(int32_t first, uint64_t seed, float* y, int64_t n);
+};
+
+// The probe of a target of this build.
+const Probe& probe_of(const char* target);
+
+}  // namespace cpu_backend::test
