@@ -27,6 +27,11 @@ export PATH := $(abspath $(BIN)):$(PATH)
 COMPILER = $(if $(filter default undefined,$(origin CXX)),$(shell command -v g++ || command -v clang++),$(CXX))
 PLUGIN_SOURCES = $(shell find csrc cpu_backend -type f ! -path '*/__pycache__/*' ! -name '*.so') \
 	setup.py CMakeLists.txt pyproject.toml
+# The part without torch, kernels by way of one target; torch's headers take clang-tidy minutes.
+TIDY_SOURCES = $(wildcard csrc/core/*.cpp csrc/dispatch/*.cpp) csrc/dispatch/targets/scalar.cpp
+# Instruction sets below the best one, for the tests that run once per target.
+LOWER_TARGETS = $(shell cd / && $(abspath $(BIN))/python -c \
+	'from cpu_backend import ops; print(*ops.load().runnable[1:])' 2>/dev/null)
 CPP_SOURCES = $(shell find csrc tests/kernels -type f \
 	\( -name '*.h' -o -name '*.cpp' -o -name '*.inl' \) 2>/dev/null)
 
@@ -100,27 +105,44 @@ demo: $(STAMPS)/plugin $(STAMPS)/test  ## start a server, ask one question, show
 
 # ---- checking ----------------------------------------------------------------------------------
 
-.PHONY: test python-test kernel-test lint
-test: kernel-test python-test  ## run all tests
+.PHONY: test python-test kernel-test wheel-test lint
+test: kernel-test python-test wheel-test  ## run all tests
 
 # Appended, and not `python -m pytest`: either would else import the plugin from this folder, which
 # has no library in it, and not the installed one.
 python-test: $(STAMPS)/plugin $(STAMPS)/test  ## run the Python tests (ARGS= for pytest)
 	@echo "running the Python tests"
 	@HF_HUB_OFFLINE=1 $(BIN)/pytest --import-mode=append $(ARGS)
+	@for isa in $(LOWER_TARGETS); do echo "running the op tests with CPU_BACKEND_ISA=$$isa"; \
+		CPU_BACKEND_ISA=$$isa $(BIN)/pytest --import-mode=append -q tests/ops; done
 
+# Foreign CPUs run under qemu where their compilers are installed; .ci/run installs them.
+KERNEL_PRESETS = native \
+	$(if $(shell command -v aarch64-linux-gnu-g++),qemu-aarch64) \
+	$(if $(shell command -v s390x-linux-gnu-g++),qemu-s390x)
 kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel tests
-	@mkdir -p build
-	$(call step,building the kernel tests,{ $(BIN)/cmake -S . -B build/kernel_tests -G Ninja \
-		-DCPU_BACKEND_OPS=OFF -DCPU_BACKEND_KERNEL_TESTS=ON && $(BIN)/cmake --build build/kernel_tests; })
-	@echo "running the kernel tests"
-	@$(BIN)/ctest --test-dir build/kernel_tests --output-on-failure --no-tests=error
+	@for preset in $(KERNEL_PRESETS); do \
+		echo "building and running the kernel tests: $$preset"; \
+		{ $(BIN)/cmake --preset $$preset && $(BIN)/cmake --build --preset $$preset; } \
+			> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }; \
+		$(BIN)/ctest --preset $$preset --output-on-failure --no-tests=error || exit 1; \
+	done
+
+# The wheel must install into an environment that has torch and nothing else of this folder.
+wheel-test: $(STAMPS)/plugin  ## build the wheel and load it in a second, clean environment
+	$(call step,building the wheel,$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .)
+	$(call step,installing it beside a fresh torch,{ $(PYTHON) -m venv --clear build/wheel_env && \
+		build/wheel_env/bin/pip install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION) && \
+		build/wheel_env/bin/pip install -q --no-deps build/wheel/*.whl; })
+	@cd build && wheel_env/bin/python -m cpu_backend.info
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
 	@echo "ruff format"; $(BIN)/ruff format --quiet --check .
 	@echo "mypy"; $(BIN)/mypy --no-error-summary cpu_backend
 	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
+	@echo "clang-tidy"; $(BIN)/clang-tidy --quiet $(TIDY_SOURCES) -- -std=c++17 -Icsrc \
+		-DCPU_BACKEND_TARGET=scalar 2> /dev/null
 
 # ---- removing ----------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
     PYTHON benchmarks/engine.py --model MODEL [--dtype bfloat16] [--work s:32:256 p:1024 t:16:64:64]
 
 Runs with any vLLM: the environment of PYTHON decides which. ``s:in:out`` is one request (decode
-speed), ``p:in`` one prompt and one token, ``t:n:in:out`` n requests at once. Prints one JSON object.
+speed), ``p:in`` one prompt and one token, ``t:n:in:out`` n requests at once. Prints one JSON
+object.
 ``compare.sh`` runs two environments A B A B.
 """
 

@@ -7,6 +7,7 @@ that uses them, and can be huge (2 MiB): fewer TLB misses on long contexts.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 from typing import Any
@@ -21,10 +22,8 @@ def zero_pages(num_bytes: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int8)
     pages = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # without transparent huge pages small ones work as well
             pages.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without transparent huge pages; small ones work as well
-            pass
     return torch.frombuffer(pages, dtype=torch.int8)
 
 

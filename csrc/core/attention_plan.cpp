@@ -67,8 +67,8 @@ AttentionPlan plan_attention(const AttentionShape& shape, int threads) {
       AttendItem item = block.item;
       item.kv_head = head;
       if (split) {
-        plan.merges.push_back({item.request, head, item.row_begin, item.row_count, parts,
-                               plan.partials});
+        plan.merges.push_back(
+            {item.request, head, item.row_begin, item.row_count, parts, plan.partials});
       }
       for (int32_t part = block.item.part_begin; part < block.item.part_end;
            part += parts_per_item) {

@@ -127,8 +127,8 @@ struct PackArgs {
   Data packed;
 };
 
-// c[m][n] = a[m][k] * weight^T (+ bias).  a is fp32, weight packed, bias of the storage type; c too,
-// or fp32: logits are compared with each other, and rounding them makes ties.
+// c[m][n] = a[m][k] * weight^T (+ bias).  a is fp32, weight packed, bias of the storage type; c
+// too, or fp32: logits are compared with each other, and rounding them makes ties.
 struct GemmArgs {
   const float* a;
   int64_t a_stride;

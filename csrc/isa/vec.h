@@ -3,8 +3,9 @@
 // A Vec holds kLanes fp32 values; storage types (float, bf16_t, fp16_t) are widened on load and
 // rounded once, to nearest even, on store.  Compiler vectors give one definition for every target;
 // only the fp16 conversion of x86 and the masked tails of AVX-512 need an intrinsic.
-// a * b + c on Vec contracts to one fused multiply-add where the target has it (-ffp-contract=fast).
-// Tests: tests/kernels/test_vec.cpp, against the scalar conversions in isa/half.h.
+// a * b + c on Vec contracts to one fused multiply-add where the target has it
+// (-ffp-contract=fast). Tests: tests/kernels/test_vec.cpp, against the scalar conversions in
+// isa/half.h.
 #pragma once
 
 #include "isa/half.h"

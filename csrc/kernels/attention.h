@@ -106,12 +106,11 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
       sum = sum * scale + exp_scalar(sink - max);
     }
     scale = sum > 0.0f ? scale / sum : 0.0f;
-    T* out = static_cast<T*>(args.out) + token * args.out_token_stride +
-             head * args.out_head_stride;
+    T* out =
+        static_cast<T*>(args.out) + token * args.out_token_stride + head * args.out_head_stride;
     const float* o = state.out + r * head_dim;
-    for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store_n(out + i, load(o + i) * scale, n);
-    });
+    for_each_vector(head_dim, [&](int64_t i, int n)
+                                  CPU_BACKEND_LAMBDA { store_n(out + i, load(o + i) * scale, n); });
   }
 }
 
@@ -242,8 +241,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
     if (!apart) merge_states(scratch.total, state, item.row_count, head_dim);
   }
   if (item.partial < 0)
-    store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count,
-                  scratch.total);
+    store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count, scratch.total);
 }
 
 template <class T>
@@ -252,8 +250,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, float* scratc
   const AttendScratch<T> scratch(scratch_base, head_dim, args.cache.block_size);
   scratch.total.reset(item.row_count, head_dim);
   for (int32_t part = 0; part < item.parts; ++part)
-    merge_states(scratch.total, partial_state(args, item.partial + part), item.row_count,
-                 head_dim);
+    merge_states(scratch.total, partial_state(args, item.partial + part), item.row_count, head_dim);
   store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count, scratch.total);
 }
 

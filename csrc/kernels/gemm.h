@@ -38,7 +38,7 @@ void pack_weight(const PackArgs& args, Slice panels) {
 
 template <class T, class Out>
 void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
-                 int64_t columns, const float* block, int64_t block_stride) {
+                    int64_t columns, const float* block, int64_t block_stride) {
   const T* bias = args.bias ? static_cast<const T*>(args.bias) + column : nullptr;
   for (int64_t r = 0; r < rows; ++r) {
     Out* c = static_cast<Out*>(args.c) + (row + r) * args.c_stride + column;
@@ -51,8 +51,8 @@ void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t col
 }
 
 template <class T>
-void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
-                 int64_t columns, const float* block, int64_t block_stride) {
+void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                 const float* block, int64_t block_stride) {
   if (args.float_output) {
     store_block_as<T, float>(args, row, rows, column, columns, block, block_stride);
   } else {

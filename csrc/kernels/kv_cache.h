@@ -39,8 +39,8 @@ void write_kv(const WriteKvArgs& args, Slice tokens) {
     const int64_t offset = slot % cache.block_size;
     for (int h = 0; h < args.num_kv_heads; ++h) {
       const KvBlock<T> block(cache, slot / cache.block_size, h);
-      const T* key = static_cast<const T*>(args.key) + t * args.key_token_stride +
-                     h * args.key_head_stride;
+      const T* key =
+          static_cast<const T*>(args.key) + t * args.key_token_stride + h * args.key_head_stride;
       const T* value = static_cast<const T*>(args.value) + t * args.value_token_stride +
                        h * args.value_head_stride;
       for (int d = 0; d < cache.head_dim; ++d) {

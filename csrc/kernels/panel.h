@@ -133,11 +133,10 @@ void multiply_tile(const float* a, int64_t a_stride, const T* b, int64_t b_strid
 // Any number of rows up to kMaxRows, as a compile-time constant.
 template <class T, int kVecs, int kRows = kMaxRows>
 CPU_BACKEND_INLINE void multiply_rows(int rows, const float* a, int64_t a_stride, const T* b,
-                                      int64_t b_stride, int64_t depth, float* c,
-                                      int64_t c_stride, bool accumulate) {
+                                      int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
+                                      bool accumulate) {
   if (rows == kRows) {
-    multiply_tile<T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride,
-                                      accumulate);
+    multiply_tile<T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, accumulate);
   } else if constexpr (kRows > 1) {
     multiply_rows<T, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
                                        accumulate);
@@ -147,18 +146,17 @@ CPU_BACKEND_INLINE void multiply_rows(int rows, const float* a, int64_t a_stride
 // c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.
 template <class T>
 void multiply_panel(int64_t rows, int64_t columns, const float* a, int64_t a_stride, const T* b,
-                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
-                    bool accumulate) {
+                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate) {
   constexpr int64_t kPair = kPairing<T>;
   for (int64_t r = 0; r < rows; r += kMaxRows) {
     const int count = static_cast<int>(rows - r < kMaxRows ? rows - r : kMaxRows);
     int64_t n = 0;
     for (; n + kPanelWidth <= columns; n += kPanelWidth)
-      multiply_rows<T, kPanelVecs>(count, a + r * a_stride, a_stride, b + n * kPair,
-                                   b_stride, depth, c + r * c_stride + n, c_stride, accumulate);
+      multiply_rows<T, kPanelVecs>(count, a + r * a_stride, a_stride, b + n * kPair, b_stride,
+                                   depth, c + r * c_stride + n, c_stride, accumulate);
     for (; n < columns; n += kLanes)
-      multiply_rows<T, 1>(count, a + r * a_stride, a_stride, b + n * kPair, b_stride,
-                          depth, c + r * c_stride + n, c_stride, accumulate);
+      multiply_rows<T, 1>(count, a + r * a_stride, a_stride, b + n * kPair, b_stride, depth,
+                          c + r * c_stride + n, c_stride, accumulate);
   }
 }
 

@@ -38,7 +38,8 @@ PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache) {
   const auto* value = static_cast<const char*>(value_cache.data_ptr());
   TORCH_CHECK_VALUE(
       key_cache.stride(3) == 1 && key_cache.stride(2) == head_dim &&
-          (key_cache.numel() == 0 || value - key == block_size * head_dim * static_cast<int64_t>(key_cache.itemsize())),
+          (key_cache.numel() == 0 ||
+           value - key == block_size * head_dim * static_cast<int64_t>(key_cache.itemsize())),
       "the value half of a cache page must follow its key half.");
   return {key_cache.data_ptr(), key_cache.stride(0), key_cache.stride(1),
           static_cast<int>(block_size), static_cast<int>(head_dim)};
@@ -79,13 +80,12 @@ at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t 
                              causal,
                              bool_data(dynamic_causal, "dynamic_causal"),
                              static_cast<int>(window_size)};
-  const AttentionPlan plan =
-      plan_attention(shape, enable_kv_split ? at::get_num_threads() : 1);
+  const AttentionPlan plan = plan_attention(shape, enable_kv_split ? at::get_num_threads() : 1);
   const int64_t items_bytes = plan.items.size() * sizeof(AttendItem);
   const int64_t merges_bytes = plan.merges.size() * sizeof(MergeItem);
-  at::Tensor metadata = at::empty(
-      {kPlanHeader * static_cast<int64_t>(sizeof(int32_t)) + items_bytes + merges_bytes},
-      at::kChar);
+  at::Tensor metadata =
+      at::empty({kPlanHeader * static_cast<int64_t>(sizeof(int32_t)) + items_bytes + merges_bytes},
+                at::kChar);
   auto* out = static_cast<char*>(metadata.data_ptr());
   const int32_t header[kPlanHeader] = {kPlanMagic, static_cast<int32_t>(plan.items.size()),
                                        static_cast<int32_t>(plan.merges.size()), plan.partials};
@@ -96,8 +96,8 @@ at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t 
 }
 
 void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tensor& key_cache,
-                       at::Tensor& value_cache, const at::Tensor& slot_mapping,
-                       const std::string&, double, double, const std::string& kv_cache_dtype) {
+                       at::Tensor& value_cache, const at::Tensor& slot_mapping, const std::string&,
+                       double, double, const std::string& kv_cache_dtype) {
   check_plain_cache(kv_cache_dtype);
   const DType dtype = dtype_of(key, "key");
   check_same_dtype(value, "value", key, "key");
@@ -110,10 +110,10 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
                     " entries for ", k.tokens, " keys and ", v.tokens, " values.");
   TORCH_CHECK_VALUE(k.heads == key_cache.size(1) && v.heads == k.heads, "the cache holds ",
                     key_cache.size(1), " KV heads, key has ", k.heads, ".");
-  const WriteKvArgs args{k.data,        k.token_stride,
-                         k.head_stride, v.data,
+  const WriteKvArgs args{k.data,         k.token_stride,
+                         k.head_stride,  v.data,
                          v.token_stride, v.head_stride,
-                         cache,         typed_data<int64_t>(slot_mapping, "slot_mapping"),
+                         cache,          typed_data<int64_t>(slot_mapping, "slot_mapping"),
                          k.heads};
   parallel_slices(tokens, row_grain(8 * k.heads * cache.head_dim),
                   [&](Slice slice) { kernels().write_kv(dtype, args, slice); });
@@ -140,9 +140,9 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
                     key_cache.size(1), " KV heads evenly.");
   check_dense_last_dim(block_table, "block_table");
   TORCH_CHECK_TYPE(block_table.scalar_type() == at::kInt, "block_table must be int32.");
-  TORCH_CHECK_VALUE(scheduler_metadata.is_contiguous() &&
-                        scheduler_metadata.numel() >= kPlanHeader * 4,
-                    "scheduler_metadata is not a plan of get_scheduler_metadata.");
+  TORCH_CHECK_VALUE(
+      scheduler_metadata.is_contiguous() && scheduler_metadata.numel() >= kPlanHeader * 4,
+      "scheduler_metadata is not a plan of get_scheduler_metadata.");
   const auto* plan = static_cast<const int32_t*>(scheduler_metadata.const_data_ptr());
   TORCH_CHECK_VALUE(plan[0] == kPlanMagic,
                     "scheduler_metadata is not a plan of get_scheduler_metadata.");
@@ -177,9 +177,8 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   }
   const KernelTable& table = kernels();
   const int64_t scratch = table.attend_scratch_floats(cache.head_dim, cache.block_size);
-  parallel_items(plan[1], scratch, [&](int64_t i, float* buffer) {
-    table.attend(dtype, args, items[i], buffer);
-  });
+  parallel_items(plan[1], scratch,
+                 [&](int64_t i, float* buffer) { table.attend(dtype, args, items[i], buffer); });
   parallel_items(plan[2], scratch, [&](int64_t i, float* buffer) {
     table.merge_partials(dtype, args, merges[i], buffer);
   });
@@ -190,8 +189,7 @@ namespace {
 // Index tensors come as int32 from this project's runner and as int64 from the host's adapters.
 template <class Index>
 void map_slots(const at::Tensor& query_start_loc, const at::Tensor& position_of,
-               const at::Tensor& block_table, const at::Tensor& slot_mapping,
-               int64_t block_size) {
+               const at::Tensor& block_table, const at::Tensor& slot_mapping, int64_t block_size) {
   const auto* starts = query_start_loc.const_data_ptr<Index>();
   const auto* blocks = block_table.const_data_ptr<Index>();
   const auto* positions = position_of.const_data_ptr<int64_t>();

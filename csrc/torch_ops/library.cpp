@@ -32,15 +32,19 @@ void activation_op(at::Tensor& out, const at::Tensor& input) {
   activation(out, input, kKind, kGate);
 }
 
+constexpr auto kNoDevice = c10::DispatchKey::CompositeExplicitAutograd;
+
 bool no_acl() { return false; }
 
+// For the CPU key, so that the compiler's fake tensors never reach a kernel; ops without a tensor
+// argument have no device to be dispatched by.
 template <class F>
-void define(torch::Library& library, const std::string& schema, F* function) {
+void define(torch::Library& library, const std::string& schema, F* function,
+            c10::DispatchKey key = c10::DispatchKey::CPU) {
   const std::string name = "_C::" + schema.substr(0, schema.find('('));
   if (c10::Dispatcher::singleton().findSchema({name, ""})) return;
   library.def(schema.c_str());
-  library.impl(schema.substr(0, schema.find('(')).c_str(),
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, function));
+  library.impl(schema.substr(0, schema.find('(')).c_str(), torch::dispatch(key, function));
 }
 
 }  // namespace
@@ -54,10 +58,8 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
   define(m, "gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()",
          activation_op<A::kGeluTanh, Gate::kFirst>);
   define(m, "gelu_new(Tensor! out, Tensor input) -> ()", activation_op<A::kGeluTanh, Gate::kNone>);
-  define(m, "gelu_fast(Tensor! out, Tensor input) -> ()",
-         activation_op<A::kGeluTanh, Gate::kNone>);
-  define(m, "gelu_tanh(Tensor! out, Tensor input) -> ()",
-         activation_op<A::kGeluTanh, Gate::kNone>);
+  define(m, "gelu_fast(Tensor! out, Tensor input) -> ()", activation_op<A::kGeluTanh, Gate::kNone>);
+  define(m, "gelu_tanh(Tensor! out, Tensor input) -> ()", activation_op<A::kGeluTanh, Gate::kNone>);
   define(m, "gelu_quick(Tensor! out, Tensor input) -> ()",
          activation_op<A::kGeluQuick, Gate::kNone>);
 
@@ -71,10 +73,9 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          rotary_embedding);
 
   define(m, "create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int", create_linear);
-  define(m, "onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()",
-         onednn_mm);
-  define(m, "release_dnnl_matmul_handler(int handler) -> ()", release_linear);
-  define(m, "is_onednn_acl_supported() -> bool", no_acl);
+  define(m, "onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()", onednn_mm);
+  define(m, "release_dnnl_matmul_handler(int handler) -> ()", release_linear, kNoDevice);
+  define(m, "is_onednn_acl_supported() -> bool", no_acl, kNoDevice);
 
   define(m,
          "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, int head_dim, "
@@ -105,12 +106,13 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, "
          "Tensor repetition_penalties) -> ()",
          apply_repetition_penalties);
-  define(m, "init_cpu_memory_env(SymInt[] node_ids) -> ()", init_cpu_memory_env);
+  define(m, "init_cpu_memory_env(SymInt[] node_ids) -> ()", init_cpu_memory_env, kNoDevice);
 }
 
 TORCH_LIBRARY(cpu_backend, m) {
-  m.def("linear(Tensor x, int handle, int out_features, Tensor? bias, "
-        "bool float_output) -> Tensor");
+  m.def(
+      "linear(Tensor x, int handle, int out_features, Tensor? bias, "
+      "bool float_output) -> Tensor");
   m.impl("linear", torch::dispatch(c10::DispatchKey::CPU, linear));
   m.def("bind_threads(int[] cpus) -> bool", bind_threads);
   m.def("set_num_threads(int threads) -> ()", set_num_threads);

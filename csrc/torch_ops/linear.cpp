@@ -83,8 +83,7 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
                       weight.k};
   const KernelTable& table = kernels();
   const int64_t panels = ceil_div(weight.n, table.panel_width);
-  const GemmSplit step =
-      split_gemm(m, weight.k, panels, table.wide_panels, at::get_num_threads());
+  const GemmSplit step = split_gemm(m, weight.k, panels, table.wide_panels, at::get_num_threads());
   const int64_t panel_items = ceil_div(panels, step.panel_step);
   const int64_t items = panel_items * ceil_div(m, step.row_step);
   parallel_items(items, table.gemm_scratch_floats, [&](int64_t item, float* scratch) {
@@ -111,7 +110,7 @@ int64_t create_linear(const at::Tensor& weight, int64_t) {
   linear->dtype = weight.scalar_type();
   linear->n = n;
   linear->k = k;
-  const PackArgs args{weight.data_ptr(), weight.stride(1), weight.stride(0), n, k,
+  const PackArgs args{weight.data_ptr(),        weight.stride(1), weight.stride(0), n, k,
                       linear->packed.data_ptr()};
   parallel_slices(ceil_div(n, table.panel_width), row_grain(k * table.panel_width),
                   [&](Slice panels) { table.pack_weight(dtype, args, panels); });

@@ -27,8 +27,7 @@ void rms_norm(at::Tensor& out, const at::Tensor& input, const std::optional<at::
   check_same_dtype(out, "out", input, "input");
   check_shape(out, input.sizes(), "out");
   // Heads cut out of a merged projection are strided twice; only those are copied.
-  const at::Tensor source =
-      input.dim() > 2 && !input.is_contiguous() ? input.contiguous() : input;
+  const at::Tensor source = input.dim() > 2 && !input.is_contiguous() ? input.contiguous() : input;
   const Rows x = rows_of(source, "input");
   const Rows y = rows_of(out, "out");
   const void* w = weight_data(weight, input, x.size);

@@ -5,18 +5,17 @@
 
 namespace cpu_backend {
 
-void rotary_embedding(const at::Tensor& positions, at::Tensor& query,
-                      std::optional<at::Tensor> key, int64_t head_size,
-                      const at::Tensor& cos_sin_cache, bool is_neox, int64_t rope_dim_offset,
-                      bool inverse) {
+void rotary_embedding(const at::Tensor& positions, at::Tensor& query, std::optional<at::Tensor> key,
+                      int64_t head_size, const at::Tensor& cos_sin_cache, bool is_neox,
+                      int64_t rope_dim_offset, bool inverse) {
   const DType dtype = dtype_of(query, "query");
   check_same_dtype(cos_sin_cache, "cos_sin_cache", query, "query");
   TORCH_CHECK_VALUE(cos_sin_cache.dim() == 2 && cos_sin_cache.is_contiguous(),
                     "cos_sin_cache must be a contiguous [max_position, rotary_dim].");
   const int64_t rotary_dim = cos_sin_cache.size(1);
-  TORCH_CHECK_VALUE(rotary_dim % 2 == 0 && rope_dim_offset + rotary_dim <= head_size,
-                    "rotary_dim ", rotary_dim, " at offset ", rope_dim_offset,
-                    " does not fit heads of ", head_size, " channels.");
+  TORCH_CHECK_VALUE(rotary_dim % 2 == 0 && rope_dim_offset + rotary_dim <= head_size, "rotary_dim ",
+                    rotary_dim, " at offset ", rope_dim_offset, " does not fit heads of ",
+                    head_size, " channels.");
   const Heads q = heads_of(query, head_size, "query");
   RopeArgs args{};
   args.positions = typed_data<int64_t>(positions, "positions");
@@ -30,8 +29,7 @@ void rotary_embedding(const at::Tensor& positions, at::Tensor& query,
   if (key) {
     check_same_dtype(*key, "key", query, "query");
     const Heads k = heads_of(*key, head_size, "key");
-    TORCH_CHECK_VALUE(k.tokens == q.tokens, "key has ", k.tokens, " tokens, query ", q.tokens,
-                      ".");
+    TORCH_CHECK_VALUE(k.tokens == q.tokens, "key has ", k.tokens, " tokens, query ", q.tokens, ".");
     args.key = k.data;
     args.key_token_stride = k.token_stride;
     args.key_head_stride = k.head_stride;

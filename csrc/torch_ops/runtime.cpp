@@ -71,7 +71,9 @@ std::string bind_memory(at::IntArrayRef nodes) {
 
 void init_cpu_memory_env(at::IntArrayRef nodes) {
   const std::string outcome = bind_memory(nodes);
-  if (outcome != "bind") TORCH_WARN_ONCE("cpu_backend: memory binding is ", outcome);
+  if (outcome != "bind") {
+    TORCH_WARN_ONCE("cpu_backend: memory binding is ", outcome);
+  }
 }
 
 std::string describe() {

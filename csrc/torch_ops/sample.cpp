@@ -33,8 +33,8 @@ at::Tensor greedy_argmax(const at::Tensor& logits) {
 at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds) {
   const DType dtype = dtype_of(logits, "logits");
   const int64_t* seed = typed_data<int64_t>(seeds, "seeds");
-  TORCH_CHECK_VALUE(seeds.numel() == logits.size(0), "seeds has ", seeds.numel(),
-                    " entries for ", logits.size(0), " rows of logits.");
+  TORCH_CHECK_VALUE(seeds.numel() == logits.size(0), "seeds has ", seeds.numel(), " entries for ",
+                    logits.size(0), " rows of logits.");
   return choose(logits, 16, [&](int64_t r, const void* row, int64_t size) {
     return kernels().gumbel_argmax_row(dtype, row, size, static_cast<uint64_t>(seed[r]));
   });

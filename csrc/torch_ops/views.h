@@ -40,9 +40,8 @@ inline void check_shape(const at::Tensor& tensor, at::IntArrayRef shape, const c
 
 template <class T>
 const T* typed_data(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name,
-                   " has dtype ", tensor.scalar_type(), ", expected ",
-                   c10::CppTypeToScalarType<T>::value, ".");
+  TORCH_CHECK_TYPE(tensor.scalar_type() == c10::CppTypeToScalarType<T>::value, name, " has dtype ",
+                   tensor.scalar_type(), ", expected ", c10::CppTypeToScalarType<T>::value, ".");
   TORCH_CHECK_VALUE(tensor.is_contiguous(), name, " must be contiguous.");
   return tensor.const_data_ptr<T>();
 }

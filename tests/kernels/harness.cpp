@@ -65,8 +65,8 @@ void for_each_target(const std::function<void(const KernelTable&)>& run) {
   current_target = "";
 }
 
-void Compare::add(float result, double reference, double plain) {
-  const double error = std::fabs(plain - reference);
+void Compare::add(float result, double reference, double plain, double typical) {
+  const double error = std::max(std::fabs(plain - reference), typical);
   if (error > plain_error_) plain_error_ = error;
   entries_.push_back({result, reference, -1.0});
 }

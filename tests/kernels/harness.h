@@ -164,7 +164,8 @@ class Buffer {
 class Compare {
  public:
   Compare(DType type, std::string label) : type_(type), label_(std::move(label)) {}
-  void add(float result, double reference, double plain);
+  // `typical`: what plain fp32 loses on average, where a lucky plain result would prove too much.
+  void add(float result, double reference, double plain, double typical = 0.0);
   // With a bound of one's own for the fp32 part of the error instead of the plain program's.
   void add_bounded(float result, double reference, double bound);
   void check() const;

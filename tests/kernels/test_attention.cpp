@@ -1,0 +1,376 @@
+// Attention over the paged cache, from plan to output, against plain softmax attention.
+//
+// The cache is NaN wherever no token was written, and blocks that a sliding window has left behind
+// are replaced by one that was never written: a kernel that reads too far cannot hide it.
+#include "core/attention_plan.h"
+#include "harness.h"
+
+namespace cpu_backend::test {
+namespace {
+
+struct Request {
+  int32_t query_len, seq_len;
+};
+
+struct Case {
+  DType type = DType::kFloat32;
+  int num_heads = 4, num_kv_heads = 2, head_dim = 32, block_size = 32;
+  std::vector<Request> requests = {{1, 40}, {7, 7}, {5, 50}};
+  int causal = 1;  // 0, 1, or 2: alternating per request
+  int window = 0;
+  float softcap = 0.0f;
+  bool alibi = false, sinks = false;
+  uint64_t seed = 61;
+};
+
+std::string label_of(const Case& c) {
+  return format("%s heads %d/%d head_dim %d block %d causal %d window %d cap %g alibi %d sinks %d",
+                name_of(c.type), c.num_heads, c.num_kv_heads, c.head_dim, c.block_size, c.causal,
+                c.window, static_cast<double>(c.softcap), c.alibi, c.sinks);
+}
+
+bool sees(const Case& c, bool causal, int64_t position, int64_t other) {
+  if (causal && other > position) return false;
+  return c.window <= 0 || std::llabs(position - other) < c.window;
+}
+
+// The tensors of one step; a request's content depends on its seed alone, not on its neighbours.
+class Step {
+ public:
+  // `pick`: only these requests of the case, in this order.
+  Step(const Case& c, std::vector<size_t> pick)
+      : c_(c),
+        pick_(std::move(pick)),
+        query_(c.type, tokens(), c.num_heads * head_stride(), c.num_heads * head_stride() + 3),
+        scale_(1.0f / std::sqrt(static_cast<float>(c.head_dim))) {
+    for (size_t i : pick_) {
+      const Request& request = c.requests[i];
+      Random random(c.seed * 1000 + i);
+      keys_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.head_dim);
+      values_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.head_dim);
+      keys_.back().fill(random, -2.0, 2.0);
+      values_.back().fill(random, -1.0, 1.0);
+      for (int t = 0; t < request.query_len; ++t)
+        for (int h = 0; h < c.num_heads; ++h)
+          for (int d = 0; d < c.head_dim; ++d)
+            query_.set(start_.back() + t, h * head_stride() + d, random.uniform(-2.0, 2.0));
+      start_.push_back(start_.back() + request.query_len);
+      seq_lens_.push_back(request.seq_len);
+      causal_.push_back(c.causal == 2 ? i % 2 == 0 : c.causal == 1);
+    }
+    for (int h = 0; h < c.num_heads; ++h) {
+      slopes_.push_back(std::pow(0.5f, static_cast<float>(h + 1)));
+      sinks_.push_back(0.7f * static_cast<float>(h) - 1.0f);
+    }
+  }
+
+  Buffer run(const KernelTable& table, int threads);
+  void compare(const Buffer& out, const std::string& label) const;
+  int64_t first_token(size_t request) const { return start_[request]; }
+
+ private:
+  int64_t head_stride() const { return c_.head_dim + 1; }
+  int64_t tokens() const {
+    int64_t sum = 0;
+    for (size_t i : pick_) sum += c_.requests[i].query_len;
+    return sum;
+  }
+  Buffer write_cache(const KernelTable& table, std::vector<int32_t>& block_table, int64_t width);
+  template <class Real>
+  std::vector<Real> reference_row(size_t request, int token, int head) const;
+
+  Case c_;
+  std::vector<size_t> pick_;
+  Buffer query_;
+  float scale_;
+  std::vector<Buffer> keys_, values_;
+  std::vector<int32_t> start_ = {0}, seq_lens_;
+  std::vector<uint8_t> causal_;
+  std::vector<float> slopes_, sinks_;
+};
+
+// Blocks are dealt in a shuffled order; block 0 is never written.
+Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_table,
+                         int64_t width) {
+  const int64_t n = c_.block_size;
+  std::vector<int32_t> free_blocks;
+  for (int32_t i = 1; i <= width * static_cast<int64_t>(pick_.size()); ++i)
+    free_blocks.push_back(i);
+  Random random(c_.seed);
+  for (size_t i = free_blocks.size(); i > 1; --i)
+    std::swap(free_blocks[i - 1], free_blocks[static_cast<size_t>(random.below(
+                                      static_cast<int64_t>(i)))]);
+  const int64_t page = 2 * n * c_.head_dim;
+  Buffer cache(c_.type, (static_cast<int64_t>(free_blocks.size()) + 1) * c_.num_kv_heads, page,
+               page + 2);
+  block_table.assign(static_cast<size_t>(width) * pick_.size(), 0);
+  for (size_t r = 0; r < pick_.size(); ++r) {
+    std::vector<int64_t> slots;
+    int32_t* blocks = &block_table[r * static_cast<size_t>(width)];
+    for (int64_t t = 0; t < seq_lens_[r]; ++t) {
+      if (t % n == 0) {
+        blocks[t / n] = free_blocks.back();
+        free_blocks.pop_back();
+      }
+      slots.push_back(blocks[t / n] * n + t % n);
+    }
+    WriteKvArgs args{};
+    args.key = keys_[r].data();
+    args.value = values_[r].data();
+    args.key_token_stride = args.value_token_stride = keys_[r].stride();
+    args.key_head_stride = args.value_head_stride = c_.head_dim;
+    args.cache = {cache.data(), c_.num_kv_heads * cache.stride(), cache.stride(), c_.block_size,
+                  c_.head_dim};
+    args.slots = slots.data();
+    args.num_kv_heads = c_.num_kv_heads;
+    table.write_kv(c_.type, args, {0, seq_lens_[r]});
+    const int64_t first = seq_lens_[r] - (start_[r + 1] - start_[r]) - c_.window + 1;
+    for (int64_t block = 0; c_.window > 0 && (block + 1) * n <= first; ++block) blocks[block] = 0;
+  }
+  return cache;
+}
+
+Buffer Step::run(const KernelTable& table, int threads) {
+  int64_t width = 1;
+  for (int32_t seq_len : seq_lens_) width = std::max<int64_t>(width, ceil_div(seq_len, c_.block_size));
+  width += 2;  // entries past the sequence
+  std::vector<int32_t> block_table;
+  Buffer cache = write_cache(table, block_table, width);
+  Buffer out(c_.type, tokens(), c_.num_heads * head_stride(), c_.num_heads * head_stride() + 5);
+
+  AttendArgs args{};
+  args.query = query_.data();
+  args.query_token_stride = query_.stride();
+  args.query_head_stride = head_stride();
+  args.out = out.data();
+  args.out_token_stride = out.stride();
+  args.out_head_stride = head_stride();
+  args.cache = {cache.data(), c_.num_kv_heads * cache.stride(), cache.stride(), c_.block_size,
+                c_.head_dim};
+  args.block_table = block_table.data();
+  args.block_table_stride = width;
+  args.query_start = start_.data();
+  args.seq_lens = seq_lens_.data();
+  args.causal = c_.causal == 2 ? causal_.data() : nullptr;
+  args.all_causal = c_.causal == 1;
+  args.num_heads = c_.num_heads;
+  args.num_kv_heads = c_.num_kv_heads;
+  args.scale = scale_;
+  args.softcap = c_.softcap;
+  args.window = c_.window;
+  args.alibi_slopes = c_.alibi ? slopes_.data() : nullptr;
+  args.sinks = c_.sinks ? sinks_.data() : nullptr;
+
+  const AttentionShape shape{c_.num_heads,       c_.num_kv_heads, start_.data(), seq_lens_.data(),
+                             static_cast<int>(pick_.size()), args.all_causal,  args.causal,
+                             c_.window};
+  const AttentionPlan plan = plan_attention(shape, threads);
+  Buffer partials(DType::kFloat32, plan.partials, kAttendRows * (c_.head_dim + 2));
+  args.partials = static_cast<float*>(partials.data());
+  const int64_t floats = table.attend_scratch_floats(c_.head_dim, c_.block_size);
+  // Each item gets scratch full of NaN, as if another thread ran it.
+  const auto with_scratch = [&](const auto& work) {
+    Buffer scratch(DType::kFloat32, 1, floats);
+    work(static_cast<float*>(scratch.data()));
+    scratch.check_guards("attention scratch");
+  };
+  for (const AttendItem& item : plan.items)
+    with_scratch([&](float* scratch) { table.attend(c_.type, args, item, scratch); });
+  for (const MergeItem& item : plan.merges)
+    with_scratch([&](float* scratch) { table.merge_partials(c_.type, args, item, scratch); });
+  partials.check_guards("attention partials");
+  cache.check_guards("attention cache");
+  return out;
+}
+
+// Softmax attention of one query head in three passes, as a textbook has it.
+template <class Real>
+std::vector<Real> Step::reference_row(size_t request, int token, int head) const {
+  const int64_t seq_len = seq_lens_[request];
+  const int64_t position = seq_len - (start_[request + 1] - start_[request]) + token;
+  const int64_t channel = head / (c_.num_heads / c_.num_kv_heads) * c_.head_dim;
+  const Buffer& key = keys_[request];
+  const Buffer& value = values_[request];
+  std::vector<Real> scores(static_cast<size_t>(seq_len), -HUGE_VALF);
+  Real max = c_.sinks ? static_cast<Real>(sinks_[static_cast<size_t>(head)]) : -HUGE_VALF;
+  for (int64_t j = 0; j < seq_len; ++j) {
+    if (!sees(c_, causal_[request] != 0, position, j)) continue;
+    Real s = 0;
+    for (int d = 0; d < c_.head_dim; ++d)
+      s += static_cast<Real>(query_.get(start_[request] + token, head * head_stride() + d)) *
+           static_cast<Real>(key.get(j, channel + d));
+    s *= static_cast<Real>(scale_);
+    if (c_.softcap > 0.0f) s = c_.softcap * std::tanh(s / c_.softcap);
+    if (c_.alibi)
+      s += slopes_[static_cast<size_t>(head)] * static_cast<Real>(j - position);
+    scores[static_cast<size_t>(j)] = s;
+    max = std::max(max, s);
+  }
+  Real sum = c_.sinks ? std::exp(static_cast<Real>(sinks_[static_cast<size_t>(head)]) - max) : 0;
+  std::vector<Real> out(static_cast<size_t>(c_.head_dim), 0);
+  for (int64_t j = 0; j < seq_len; ++j) {
+    const Real s = scores[static_cast<size_t>(j)];
+    if (s == -HUGE_VALF) continue;
+    const Real p = std::exp(s - max);
+    sum += p;
+    for (int d = 0; d < c_.head_dim; ++d)
+      out[static_cast<size_t>(d)] += p * static_cast<Real>(value.get(j, channel + d));
+  }
+  for (Real& o : out) o /= sum;
+  return out;
+}
+
+void Step::compare(const Buffer& out, const std::string& label) const {
+  Compare compare(c_.type, label);
+  for (size_t r = 0; r < pick_.size(); ++r) {
+    for (int t = 0; t < start_[r + 1] - start_[r]; ++t) {
+      for (int h = 0; h < c_.num_heads; ++h) {
+        const std::vector<double> wide = reference_row<double>(r, t, h);
+        const std::vector<float> plain = reference_row<float>(r, t, h);
+        for (int d = 0; d < c_.head_dim; ++d)
+          compare.add(out.get(start_[r] + t, h * head_stride() + d),
+                      wide[static_cast<size_t>(d)], plain[static_cast<size_t>(d)]);
+        expect(out.untouched(start_[r] + t, h * head_stride() + c_.head_dim),
+               "%s: wrote between heads", label.c_str());
+      }
+    }
+  }
+  compare.check();
+  out.check_guards(label);
+}
+
+std::vector<size_t> all_of(const Case& c) {
+  std::vector<size_t> all;
+  for (size_t i = 0; i < c.requests.size(); ++i) all.push_back(i);
+  return all;
+}
+
+// Against the reference, and the same bits whatever the number of threads.
+void check_case(const KernelTable& table, const Case& c) {
+  const std::string label = label_of(c);
+  Step step(c, all_of(c));
+  const Buffer one = step.run(table, 1);
+  step.compare(one, label);
+  for (int threads : {4, 500})
+    expect(step.run(table, threads) == one, "%s: %d threads change the result", label.c_str(),
+           threads);
+}
+
+void test_attention_head_sizes() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int head_dim : {16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 512}) {
+        Case c;
+        c.type = type;
+        c.head_dim = head_dim;
+        if (kEmulated && head_dim > 128) c.requests = {{1, 20}, {3, 3}};
+        check_case(table, c);
+      }
+    }
+  });
+}
+const Registration a("attention/test_attention_head_sizes", test_attention_head_sizes);
+
+void test_attention_groups_and_blocks() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int kv_heads : {1, 2, 6}) {  // shared by all, by three, by none
+        for (int block_size : {16, 32, 48, 128}) {
+          Case c;
+          c.type = type;
+          c.num_heads = 6;
+          c.num_kv_heads = kv_heads;
+          c.block_size = block_size;
+          c.head_dim = 16;
+          c.requests = {{1, 1}, {1, 16}, {9, 33}, {1, 49}, {13, 13}};
+          check_case(table, c);
+        }
+      }
+    }
+  });
+}
+const Registration b("attention/test_attention_groups_and_blocks",
+                     test_attention_groups_and_blocks);
+
+void test_attention_masks_and_scores() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int causal : {0, 1, 2}) {
+        for (int window : {0, 1, 5, 16, 17, 40}) {
+          for (int extra = 0; extra < (kEmulated ? 2 : 5); ++extra) {
+            Case c;
+            c.type = type;
+            c.head_dim = 16;
+            c.block_size = 16;
+            c.requests = {{1, 70}, {20, 20}, {11, 61}};
+            c.causal = causal;
+            c.window = window;
+            const int kind = kEmulated ? (extra == 0 ? 0 : 1 + (window + causal) % 4) : extra;
+            c.softcap = kind == 1 || kind == 4 ? 1.5f : 0.0f;
+            c.alibi = kind == 2 || kind == 4;
+            c.sinks = kind == 3 || kind == 4;
+            check_case(table, c);
+          }
+        }
+      }
+    }
+  });
+}
+const Registration d("attention/test_attention_masks_and_scores",
+                     test_attention_masks_and_scores);
+
+// Contexts over several partitions: split over threads, merged again.
+void test_attention_long_contexts() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int window : {0, 600}) {
+        for (bool extras : {false, true}) {
+          if (kEmulated && extras != (window > 0)) continue;
+          Case c;
+          c.type = type;
+          c.head_dim = 16;
+          c.num_heads = 2;
+          c.num_kv_heads = 1;
+          c.block_size = 48;  // does not divide a partition
+          c.requests = {{1, 1100}, {14, 1030}, {1, 513}, {3, 3}, {1, 512}};
+          c.window = window;
+          c.sinks = c.alibi = extras;
+          check_case(table, c);
+        }
+      }
+    }
+  });
+}
+const Registration e("attention/test_attention_long_contexts", test_attention_long_contexts);
+
+void test_attention_does_not_depend_on_the_batch() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      Case c;
+      c.type = type;
+      c.head_dim = 32;
+      c.requests = {{1, 700}, {9, 40}, {1, 33}, {26, 26}};
+      c.sinks = true;
+      Step batch(c, all_of(c));
+      const Buffer together = batch.run(table, 4);
+      for (const std::vector<size_t>& pick :
+           {std::vector<size_t>{0}, {1}, {2}, {3}, {3, 2, 1, 0}, {2, 0}}) {
+        Step some(c, pick);
+        const Buffer out = some.run(table, 4);
+        for (size_t i = 0; i < pick.size(); ++i)
+          for (int t = 0; t < c.requests[pick[i]].query_len; ++t)
+            for (int64_t column = 0; column < out.columns(); ++column)
+              if (!expect(out.bits(some.first_token(i) + t, column) ==
+                              together.bits(batch.first_token(pick[i]) + t, column),
+                          "%s: token %d of request %zu depends on its batch", name_of(type), t,
+                          pick[i]))
+                return;
+      }
+    }
+  });
+}
+const Registration f("attention/test_attention_does_not_depend_on_the_batch",
+                     test_attention_does_not_depend_on_the_batch);
+
+}  // namespace
+}  // namespace cpu_backend::test

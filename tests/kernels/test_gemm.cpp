@@ -1,0 +1,272 @@
+// Linear layers: the packed layout, the product, and what a row may depend on.
+#include "harness.h"
+
+namespace cpu_backend::test {
+namespace {
+
+// A linear layer with its operands: a [m, k] fp32, weight [n, k] and bias [n] of the storage type.
+struct Problem {
+  DType type;
+  int64_t m, n, k;
+  Buffer a, weight, bias;
+
+  Problem(DType type_, int64_t m_, int64_t n_, int64_t k_, bool transposed = false)
+      : type(type_),
+        m(m_),
+        n(n_),
+        k(k_),
+        a(DType::kFloat32, m_, k_, k_ + 3),
+        weight(type_, transposed ? k_ : n_, transposed ? n_ : k_, (transposed ? n_ : k_) + 5),
+        bias(type_, 1, n_),
+        transposed_(transposed) {
+    Random random(static_cast<uint64_t>(m * 1000003 + n * 1009 + k));
+    a.fill(random, -1.0, 1.0);
+    weight.fill(random, -1.0, 1.0);
+    bias.fill(random, -1.0, 1.0);
+  }
+  double w(int64_t column, int64_t depth) const {
+    return transposed_ ? weight.get(depth, column) : weight.get(column, depth);
+  }
+  int64_t panels(const KernelTable& table) const { return ceil_div(n, table.panel_width); }
+
+  Buffer pack(const KernelTable& table) const {
+    Buffer packed(type, 1, table.packed_elements(type, n, k));
+    const PackArgs args{weight.data(), transposed_ ? 1 : weight.stride(),
+                        transposed_ ? weight.stride() : 1, n, k, packed.data()};
+    for (int64_t p = panels(table) - 1; p >= 0; --p) table.pack_weight(type, args, {p, p + 1});
+    packed.check_guards("packed");
+    return packed;
+  }
+
+  // Rows [rows.begin, rows.end) of c, in items of `row_step` x `panel_step`.
+  void run(const KernelTable& table, const Buffer& packed, bool with_bias, Buffer& c, Slice rows,
+           int64_t row_step, int64_t panel_step) const {
+    GemmArgs args{};
+    args.a = static_cast<const float*>(a.data());
+    args.a_stride = a.stride();
+    args.packed = packed.data();
+    args.bias = with_bias ? bias.data() : nullptr;
+    args.c = c.data();
+    args.c_stride = c.stride();
+    args.float_output = c.type() != type;
+    args.m = m;
+    args.n = n;
+    args.k = k;
+    Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
+    for (int64_t r = rows.begin; r < rows.end; r += row_step)
+      for (int64_t p = 0; p < panels(table); p += panel_step)
+        table.gemm(type, args, {r, std::min(r + row_step, rows.end)},
+                   {p, std::min(p + panel_step, panels(table))},
+                   static_cast<float*>(scratch.data()));
+    scratch.check_guards("gemm scratch");
+  }
+
+ private:
+  bool transposed_;
+};
+
+// The layout that kernels/panel.h documents, written out again.
+int64_t documented_offset(DType type, int64_t depth, int64_t column, int64_t width) {
+  if (type == DType::kBFloat16) return (depth / 2) * 2 * width + 2 * column + (depth & 1);
+  return depth * width + column;
+}
+
+void test_pack_weight_follows_the_documented_layout() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    for (DType type : kTypes) {
+      for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 3 * width}) {
+        for (int64_t k : {1, 2, 3, 8, 31}) {
+          for (bool transposed : {false, true}) {
+            const Problem problem(type, 1, n, k, transposed);
+            const Buffer packed = problem.pack(table);
+            const int64_t rows = type == DType::kBFloat16 ? round_up(k, 2) : k;
+            expect(packed.columns() == problem.panels(table) * rows * width, "packed size");
+            for (int64_t p = 0; p < problem.panels(table); ++p)
+              for (int64_t depth = 0; depth < rows; ++depth)
+                for (int64_t c = 0; c < width; ++c) {
+                  const int64_t column = p * width + c;
+                  const bool real = column < n && depth < k;
+                  const float got = packed.get(
+                      0, p * rows * width + documented_offset(type, depth, c, width));
+                  expect(got == (real ? static_cast<float>(problem.w(column, depth)) : 0.0f),
+                         "%s n %lld k %lld: weight (%lld, %lld) is %g", name_of(type),
+                         static_cast<long long>(n), static_cast<long long>(k),
+                         static_cast<long long>(column), static_cast<long long>(depth),
+                         static_cast<double>(got));
+                }
+          }
+        }
+      }
+    }
+  });
+}
+const Registration a("gemm/test_pack_weight_follows_the_documented_layout",
+                     test_pack_weight_follows_the_documented_layout);
+
+void check_product(const KernelTable& table, const Problem& problem, bool with_bias,
+                   bool float_output) {
+  const DType out_type = float_output ? DType::kFloat32 : problem.type;
+  const std::string label =
+      format("%s m %lld n %lld k %lld bias %d fp32 out %d", name_of(problem.type),
+             static_cast<long long>(problem.m), static_cast<long long>(problem.n),
+             static_cast<long long>(problem.k), with_bias, float_output);
+  const Buffer packed = problem.pack(table);
+  Buffer c(out_type, problem.m, problem.n, problem.n + 7);
+  problem.run(table, packed, with_bias, c, {0, problem.m}, problem.m, problem.panels(table));
+  Compare compare(out_type, label);
+  for (int64_t r = 0; r < problem.m; ++r) {
+    for (int64_t column = 0; column < problem.n; ++column) {
+      double wide = 0.0;
+      double squares = 0.0;
+      float plain = 0.0f;
+      for (int64_t depth = 0; depth < problem.k; ++depth) {
+        const double term = problem.a.get(r, depth) * problem.w(column, depth);
+        wide += term;
+        squares += term * term;
+        plain += problem.a.get(r, depth) * static_cast<float>(problem.w(column, depth));
+      }
+      if (with_bias) {
+        wide += problem.bias.get(0, column);
+        plain += problem.bias.get(0, column);
+      }
+      // Partial sums grow like a random walk, sqrt(j) * |terms|, and each is rounded once.
+      compare.add(c.get(r, column), wide, plain,
+                  0.3 * 0x1p-24 * std::sqrt(squares * static_cast<double>(problem.k)));
+    }
+  }
+  compare.check();
+  c.check_guards(label);
+}
+
+void test_gemm_matches_reference() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    int64_t turn = 0;
+    for (DType type : kTypes) {
+      for (int64_t m : {1, 2, 5, 6, 7, 11, 12, 13, 25}) {
+        for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 4 * width, 5 * width + 3}) {
+          for (int64_t k : {1, 2, 3, 17, 127, 128, 129, 257}) {
+            ++turn;
+            check_product(table, Problem(type, m, n, k), turn % 2 == 0, turn % 4 == 1);
+          }
+        }
+      }
+    }
+  });
+}
+const Registration b("gemm/test_gemm_matches_reference", test_gemm_matches_reference);
+
+void test_gemm_row_does_not_depend_on_its_batch() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int64_t k : {5, 131, 300}) {
+        const int64_t n = 9 * table.panel_width / 2 + 1;
+        const Problem problem(type, 27, n, k);
+        const Buffer packed = problem.pack(table);
+        const int64_t panels = problem.panels(table);
+        Buffer together(type, problem.m, n, n + 1), apart(type, problem.m, n, n + 1);
+        problem.run(table, packed, true, together, {0, problem.m}, problem.m, panels);
+        const auto check = [&](const char* how) {
+          for (int64_t r = 0; r < problem.m; ++r)
+            for (int64_t c = 0; c < n; ++c)
+              if (!expect(together.bits(r, c) == apart.bits(r, c),
+                          "%s k %lld: row %lld column %lld %s differs", name_of(type),
+                          static_cast<long long>(k), static_cast<long long>(r),
+                          static_cast<long long>(c), how))
+                return;
+        };
+        problem.run(table, packed, true, apart, {0, problem.m}, 1, panels);
+        check("alone");
+        for (int64_t row_step : {2, 5, 12}) {
+          for (int64_t panel_step : {1, 2, 4}) {
+            apart = Buffer(type, problem.m, n, n + 1);
+            problem.run(table, packed, true, apart, {0, problem.m}, row_step, panel_step);
+            check("in other items");
+          }
+        }
+      }
+    }
+  });
+}
+const Registration c("gemm/test_gemm_row_does_not_depend_on_its_batch",
+                     test_gemm_row_does_not_depend_on_its_batch);
+
+void test_gemm_touches_only_its_rows_and_panels() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    for (DType type : kTypes) {
+      Problem problem(type, 5, 3 * width - 1, 33);
+      problem.a.set(3, 4, std::nan(""));  // stays in its row
+      const Buffer packed = problem.pack(table);
+      Buffer out(type, problem.m, problem.n, problem.n + 2);
+      Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
+      GemmArgs args{static_cast<const float*>(problem.a.data()), problem.a.stride(),
+                    packed.data(), nullptr, out.data(), out.stride(), false, problem.m,
+                    problem.n, problem.k};
+      table.gemm(type, args, {1, 4}, {1, 2}, static_cast<float*>(scratch.data()));
+      for (int64_t r = 0; r < problem.m; ++r)
+        for (int64_t column = 0; column < problem.n; ++column) {
+          const bool mine = r >= 1 && r < 4 && column >= width && column < 2 * width;
+          if (!mine) expect(out.untouched(r, column), "wrote outside its rows and panels");
+          if (mine)
+            expect(std::isnan(out.get(r, column)) == (r == 3), "NaN moved to or from row %lld",
+                   static_cast<long long>(r));
+        }
+    }
+  });
+}
+const Registration d("gemm/test_gemm_touches_only_its_rows_and_panels",
+                     test_gemm_touches_only_its_rows_and_panels);
+
+// Long sums: chains of bounded length must lose clearly less than one chain over all of k.
+void test_gemm_sums_in_short_chains() {
+  for_each_target([](const KernelTable& table) {
+    const Problem problem(DType::kFloat32, 6, 64, 4096);
+    const Buffer packed = problem.pack(table);
+    Buffer out(DType::kFloat32, problem.m, problem.n);
+    problem.run(table, packed, false, out, {0, problem.m}, problem.m, problem.panels(table));
+    double kernel_error = 0.0;
+    double chain_error = 0.0;
+    for (int64_t r = 0; r < problem.m; ++r) {
+      for (int64_t column = 0; column < problem.n; ++column) {
+        double wide = 0.0;
+        float chain = 0.0f;
+        for (int64_t k = 0; k < problem.k; ++k) {
+          wide += problem.a.get(r, k) * problem.w(column, k);
+          chain += problem.a.get(r, k) * static_cast<float>(problem.w(column, k));
+        }
+        kernel_error += std::pow(out.get(r, column) - wide, 2.0);
+        chain_error += std::pow(chain - wide, 2.0);
+      }
+    }
+    expect(std::sqrt(kernel_error / chain_error) < 0.6, "%.2f of the error of one long chain",
+           std::sqrt(kernel_error / chain_error));
+  });
+}
+const Registration e("gemm/test_gemm_sums_in_short_chains", test_gemm_sums_in_short_chains);
+
+void test_to_float_rows_is_exact() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int64_t size : odd_sizes()) {
+        Random random(static_cast<uint64_t>(size));
+        Buffer x(type, 4, size, size + 3), y(DType::kFloat32, 4, size);
+        x.fill(random, -100.0, 100.0);
+        table.to_float_rows(type, x.data(), x.stride(), static_cast<float*>(y.data()), size,
+                            {1, 3});
+        for (int64_t r = 0; r < 4; ++r)
+          for (int64_t i = 0; i < size; ++i)
+            expect(r >= 1 && r < 3 ? y.get(r, i) == x.get(r, i) : y.untouched(r, i),
+                   "%s size %lld row %lld entry %lld", name_of(type),
+                   static_cast<long long>(size), static_cast<long long>(r),
+                   static_cast<long long>(i));
+        y.check_guards("to_float_rows");
+      }
+    }
+  });
+}
+const Registration f("gemm/test_to_float_rows_is_exact", test_to_float_rows_is_exact);
+
+}  // namespace
+}  // namespace cpu_backend::test

@@ -1,0 +1,88 @@
+// Writing keys and values into the paged cache: a mover, so every bit counts.
+#include "harness.h"
+
+namespace cpu_backend::test {
+namespace {
+
+struct Case {
+  DType type;
+  int block_size, head_dim;
+};
+
+// Element (row, column) of a panel as kernels/panel.h documents it, written out again.
+int64_t panel_index(DType type, int64_t row, int64_t column, int64_t width) {
+  if (type == DType::kBFloat16) return (row / 2) * 2 * width + 2 * column + (row & 1);
+  return row * width + column;
+}
+
+void check_case(const KernelTable& table, const Case& c) {
+  constexpr int kHeads = 3;
+  constexpr int64_t kBlocks = 5;
+  const std::string label =
+      format("%s block %d head %d", name_of(c.type), c.block_size, c.head_dim);
+  const int64_t n = c.block_size;
+  const int64_t d = c.head_dim;
+  const int64_t half = n * d;
+  // Both sides of block boundaries, out of order; negative slots are padding.
+  const std::vector<int64_t> slots = {3 * n - 1, -1, 3 * n, 0,         n - 1,          n,
+                                      -7,        1,  2,     2 * n + 5, kBlocks * n - 1};
+  const int64_t tokens = static_cast<int64_t>(slots.size());
+  const int64_t head_stride = d + 3;
+  Buffer key(c.type, tokens, kHeads * head_stride, kHeads * head_stride + 1);
+  Buffer value(c.type, tokens, kHeads * head_stride, kHeads * head_stride + 2);
+  Random random(51);
+  for (Buffer* buffer : {&key, &value})
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t i = 0; i < buffer->columns(); ++i)  // any bits, NaN and subnormals too
+        buffer->set_bits(t, i, static_cast<uint32_t>(random.bits()));
+  Buffer cache(c.type, kBlocks * kHeads, 2 * half, 2 * half + 4);  // blocks and heads apart
+  WriteKvArgs args{};
+  args.key = key.data();
+  args.key_token_stride = key.stride();
+  args.value = value.data();
+  args.value_token_stride = value.stride();
+  args.key_head_stride = args.value_head_stride = head_stride;
+  args.cache = {cache.data(), kHeads * cache.stride(), cache.stride(), c.block_size, c.head_dim};
+  args.slots = slots.data();
+  args.num_kv_heads = kHeads;
+  const int64_t end = tokens - 1;  // the last token belongs to another slice
+  table.write_kv(c.type, args, {0, 4});
+  table.write_kv(c.type, args, {4, end});
+
+  std::vector<int64_t> token_of(static_cast<size_t>(kBlocks * n), -1);
+  for (int64_t t = 0; t < end; ++t)
+    if (slots[static_cast<size_t>(t)] >= 0)
+      token_of[static_cast<size_t>(slots[static_cast<size_t>(t)])] = t;
+  const uint32_t mask = c.type == DType::kFloat32 ? 0xffffffffu : 0xffffu;
+  for (int64_t slot = 0; slot < kBlocks * n; ++slot) {
+    const int64_t t = token_of[static_cast<size_t>(slot)];
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const int64_t row = slot / n * kHeads + h;
+      for (int64_t i = 0; i < d; ++i) {
+        const int64_t k = panel_index(c.type, i, slot % n, n);
+        const int64_t v = half + panel_index(c.type, slot % n, i, d);
+        const bool ok =
+            t < 0 ? cache.untouched(row, k) && cache.untouched(row, v)
+                  : cache.bits(row, k) == (key.bits(t, h * head_stride + i) & mask) &&
+                        cache.bits(row, v) == (value.bits(t, h * head_stride + i) & mask);
+        if (!expect(ok, "%s: slot %lld head %lld channel %lld", label.c_str(),
+                    static_cast<long long>(slot), static_cast<long long>(h),
+                    static_cast<long long>(i)))
+          return;
+      }
+    }
+  }
+  cache.check_guards(label);
+}
+
+void test_write_kv_moves_every_bit() {
+  for_each_target([](const KernelTable& table) {
+    for (DType type : kTypes)
+      for (int block_size : {16, 32, 48, 128})
+        for (int head_dim : {16, 80, 128}) check_case(table, {type, block_size, head_dim});
+  });
+}
+const Registration a("kv_cache/test_write_kv_moves_every_bit", test_write_kv_moves_every_bit);
+
+}  // namespace
+}  // namespace cpu_backend::test
