@@ -126,9 +126,9 @@ class Buffer {
     for (int64_t i = 0; i < total_; ++i) {
       const int64_t at = i - kGuard;
       const bool inside = at >= 0 && i < total_ - kGuard && at % stride_ < columns_;
-      if (!inside && !expect(take(i) == nan_bits(), "%s: wrote outside, element %lld of stride %lld",
-                             label.c_str(), static_cast<long long>(at),
-                             static_cast<long long>(stride_)))
+      if (!inside &&
+          !expect(take(i) == nan_bits(), "%s: wrote outside, element %lld of stride %lld",
+                  label.c_str(), static_cast<long long>(at), static_cast<long long>(stride_)))
         return;
     }
   }

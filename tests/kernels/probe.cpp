@@ -8,9 +8,8 @@ namespace CPU_BACKEND_NAMESPACE {
 
 template <class F>
 CPU_BACKEND_INLINE void map(const float* x, float* y, int64_t size, F f) {
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    store_n(y + i, f(load_n(x + i, n)), n);
-  });
+  for_each_vector(
+      size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA { store_n(y + i, f(load_n(x + i, n)), n); });
 }
 template <class F>
 CPU_BACKEND_INLINE void map(const float* a, const float* b, float* y, int64_t size, F f) {
@@ -25,8 +24,8 @@ CPU_BACKEND_INLINE void convert(const void* x, void* y, int64_t size) {
   });
 }
 
-#define CPU_BACKEND_MAP(f) \
-  [](const float* x, float* y, int64_t n) { \
+#define CPU_BACKEND_MAP(f)                                       \
+  [](const float* x, float* y, int64_t n) {                      \
     map(x, y, n, [](Vec v) CPU_BACKEND_LAMBDA { return f(v); }); \
   }
 

@@ -98,8 +98,8 @@ Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_t
     free_blocks.push_back(i);
   Random random(c_.seed);
   for (size_t i = free_blocks.size(); i > 1; --i)
-    std::swap(free_blocks[i - 1], free_blocks[static_cast<size_t>(random.below(
-                                      static_cast<int64_t>(i)))]);
+    std::swap(free_blocks[i - 1],
+              free_blocks[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
   const int64_t page = 2 * n * c_.head_dim;
   Buffer cache(c_.type, (static_cast<int64_t>(free_blocks.size()) + 1) * c_.num_kv_heads, page,
                page + 2);
@@ -132,7 +132,8 @@ Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_t
 
 Buffer Step::run(const KernelTable& table, int threads) {
   int64_t width = 1;
-  for (int32_t seq_len : seq_lens_) width = std::max<int64_t>(width, ceil_div(seq_len, c_.block_size));
+  for (int32_t seq_len : seq_lens_)
+    width = std::max<int64_t>(width, ceil_div(seq_len, c_.block_size));
   width += 2;  // entries past the sequence
   std::vector<int32_t> block_table;
   Buffer cache = write_cache(table, block_table, width);
@@ -161,8 +162,13 @@ Buffer Step::run(const KernelTable& table, int threads) {
   args.alibi_slopes = c_.alibi ? slopes_.data() : nullptr;
   args.sinks = c_.sinks ? sinks_.data() : nullptr;
 
-  const AttentionShape shape{c_.num_heads,       c_.num_kv_heads, start_.data(), seq_lens_.data(),
-                             static_cast<int>(pick_.size()), args.all_causal,  args.causal,
+  const AttentionShape shape{c_.num_heads,
+                             c_.num_kv_heads,
+                             start_.data(),
+                             seq_lens_.data(),
+                             static_cast<int>(pick_.size()),
+                             args.all_causal,
+                             args.causal,
                              c_.window};
   const AttentionPlan plan = plan_attention(shape, threads);
   Buffer partials(DType::kFloat32, plan.partials, kAttendRows * (c_.head_dim + 2));
@@ -201,8 +207,7 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
            static_cast<Real>(key.get(j, channel + d));
     s *= static_cast<Real>(scale_);
     if (c_.softcap > 0.0f) s = c_.softcap * std::tanh(s / c_.softcap);
-    if (c_.alibi)
-      s += slopes_[static_cast<size_t>(head)] * static_cast<Real>(j - position);
+    if (c_.alibi) s += slopes_[static_cast<size_t>(head)] * static_cast<Real>(j - position);
     scores[static_cast<size_t>(j)] = s;
     max = std::max(max, s);
   }
@@ -228,8 +233,8 @@ void Step::compare(const Buffer& out, const std::string& label) const {
         const std::vector<double> wide = reference_row<double>(r, t, h);
         const std::vector<float> plain = reference_row<float>(r, t, h);
         for (int d = 0; d < c_.head_dim; ++d)
-          compare.add(out.get(start_[r] + t, h * head_stride() + d),
-                      wide[static_cast<size_t>(d)], plain[static_cast<size_t>(d)]);
+          compare.add(out.get(start_[r] + t, h * head_stride() + d), wide[static_cast<size_t>(d)],
+                      plain[static_cast<size_t>(d)]);
         expect(out.untouched(start_[r] + t, h * head_stride() + c_.head_dim),
                "%s: wrote between heads", label.c_str());
       }
@@ -316,8 +321,7 @@ void test_attention_masks_and_scores() {
     }
   });
 }
-const Registration d("attention/test_attention_masks_and_scores",
-                     test_attention_masks_and_scores);
+const Registration d("attention/test_attention_masks_and_scores", test_attention_masks_and_scores);
 
 // Contexts over several partitions: split over threads, merged again.
 void test_attention_long_contexts() {

@@ -31,8 +31,9 @@ struct Problem {
 
   Buffer pack(const KernelTable& table) const {
     Buffer packed(type, 1, table.packed_elements(type, n, k));
-    const PackArgs args{weight.data(), transposed_ ? 1 : weight.stride(),
-                        transposed_ ? weight.stride() : 1, n, k, packed.data()};
+    const PackArgs args{
+        weight.data(), transposed_ ? 1 : weight.stride(), transposed_ ? weight.stride() : 1, n, k,
+        packed.data()};
     for (int64_t p = panels(table) - 1; p >= 0; --p) table.pack_weight(type, args, {p, p + 1});
     packed.check_guards("packed");
     return packed;
@@ -87,8 +88,8 @@ void test_pack_weight_follows_the_documented_layout() {
                 for (int64_t c = 0; c < width; ++c) {
                   const int64_t column = p * width + c;
                   const bool real = column < n && depth < k;
-                  const float got = packed.get(
-                      0, p * rows * width + documented_offset(type, depth, c, width));
+                  const float got =
+                      packed.get(0, p * rows * width + documented_offset(type, depth, c, width));
                   expect(got == (real ? static_cast<float>(problem.w(column, depth)) : 0.0f),
                          "%s n %lld k %lld: weight (%lld, %lld) is %g", name_of(type),
                          static_cast<long long>(n), static_cast<long long>(k),
@@ -201,9 +202,16 @@ void test_gemm_touches_only_its_rows_and_panels() {
       const Buffer packed = problem.pack(table);
       Buffer out(type, problem.m, problem.n, problem.n + 2);
       Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
-      GemmArgs args{static_cast<const float*>(problem.a.data()), problem.a.stride(),
-                    packed.data(), nullptr, out.data(), out.stride(), false, problem.m,
-                    problem.n, problem.k};
+      GemmArgs args{static_cast<const float*>(problem.a.data()),
+                    problem.a.stride(),
+                    packed.data(),
+                    nullptr,
+                    out.data(),
+                    out.stride(),
+                    false,
+                    problem.m,
+                    problem.n,
+                    problem.k};
       table.gemm(type, args, {1, 4}, {1, 2}, static_cast<float*>(scratch.data()));
       for (int64_t r = 0; r < problem.m; ++r)
         for (int64_t column = 0; column < problem.n; ++column) {
@@ -258,9 +266,8 @@ void test_to_float_rows_is_exact() {
         for (int64_t r = 0; r < 4; ++r)
           for (int64_t i = 0; i < size; ++i)
             expect(r >= 1 && r < 3 ? y.get(r, i) == x.get(r, i) : y.untouched(r, i),
-                   "%s size %lld row %lld entry %lld", name_of(type),
-                   static_cast<long long>(size), static_cast<long long>(r),
-                   static_cast<long long>(i));
+                   "%s size %lld row %lld entry %lld", name_of(type), static_cast<long long>(size),
+                   static_cast<long long>(r), static_cast<long long>(i));
         y.check_guards("to_float_rows");
       }
     }

@@ -10,8 +10,7 @@ double value_of(uint32_t bits, int exponent_bits, int mantissa_bits) {
   const uint32_t exponent = (bits >> mantissa_bits) & ((1u << exponent_bits) - 1);
   const uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
   const int bias = (1 << (exponent_bits - 1)) - 1;
-  if (exponent == (1u << exponent_bits) - 1)
-    return mantissa ? std::nan("") : sign * HUGE_VAL;
+  if (exponent == (1u << exponent_bits) - 1) return mantissa ? std::nan("") : sign * HUGE_VAL;
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
   return sign * std::ldexp(mantissa + (1u << mantissa_bits),
                            static_cast<int>(exponent) - bias - mantissa_bits);
@@ -67,11 +66,10 @@ void test_half_overflows_to_infinity_and_keeps_nan() {
   const struct {
     uint32_t fp32, bf16, fp16;
   } cases[] = {
-      {0x7f800000, 0x7f80, 0x7c00},  // inf
-      {0xff800000, 0xff80, 0xfc00},
-      {0x7f7fffff, 0x7f80, 0x7c00},  // largest finite
-      {0x7f7f7fff, 0x7f7f, 0x7c00},  // just below bf16's last tie
-      {0x477fefff, 0x4780, 0x7bff},  // just below 65520
+      {0x7f800000, 0x7f80, 0x7c00},                                // inf
+      {0xff800000, 0xff80, 0xfc00}, {0x7f7fffff, 0x7f80, 0x7c00},  // largest finite
+      {0x7f7f7fff, 0x7f7f, 0x7c00},                                // just below bf16's last tie
+      {0x477fefff, 0x4780, 0x7bff},                                // just below 65520
       {0x477ff000, 0x4780, 0x7c00},  // 65520: a tie whose even side is infinity
       {0x00000001, 0x0000, 0x0000},  // smallest subnormal
       {0x33000000, 0x3300, 0x0000},  // 2^-25: a tie, to zero

@@ -61,10 +61,10 @@ void check_case(const KernelTable& table, const Case& c) {
       for (int64_t i = 0; i < d; ++i) {
         const int64_t k = panel_index(c.type, i, slot % n, n);
         const int64_t v = half + panel_index(c.type, slot % n, i, d);
-        const bool ok =
-            t < 0 ? cache.untouched(row, k) && cache.untouched(row, v)
-                  : cache.bits(row, k) == (key.bits(t, h * head_stride + i) & mask) &&
-                        cache.bits(row, v) == (value.bits(t, h * head_stride + i) & mask);
+        const bool ok = t < 0
+                            ? cache.untouched(row, k) && cache.untouched(row, v)
+                            : cache.bits(row, k) == (key.bits(t, h * head_stride + i) & mask) &&
+                                  cache.bits(row, v) == (value.bits(t, h * head_stride + i) & mask);
         if (!expect(ok, "%s: slot %lld head %lld channel %lld", label.c_str(),
                     static_cast<long long>(slot), static_cast<long long>(h),
                     static_cast<long long>(i)))

@@ -25,9 +25,9 @@ std::vector<Real> norm_row(const std::vector<Real>& x, const Buffer* weight, Rea
 void check_case(const KernelTable& table, const Case& c, Random& random) {
   constexpr int64_t kRows = 4;
   constexpr float kEpsilon = 1e-5f;
-  const std::string label = format("%s hidden %lld residual %d weight %d in place %d",
-                                   name_of(c.type), static_cast<long long>(c.hidden), c.residual,
-                                   c.weight, c.in_place);
+  const std::string label =
+      format("%s hidden %lld residual %d weight %d in place %d", name_of(c.type),
+             static_cast<long long>(c.hidden), c.residual, c.weight, c.in_place);
   Buffer x(c.type, kRows, c.hidden, c.hidden + 5), y(c.type, kRows, c.hidden, c.hidden + 3);
   Buffer residual(c.type, kRows, c.hidden, c.hidden + 7), weight(c.type, 1, c.hidden);
   x.fill(random, -2.0, 2.0);

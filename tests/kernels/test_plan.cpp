@@ -75,8 +75,8 @@ AttentionPlan plan_of(const Step& step, int threads) {
 void check_plan(const Step& step, int threads) {
   const AttentionPlan plan = plan_of(step, threads);
   const int group = step.num_heads / step.num_kv_heads;
-  std::map<std::tuple<int, int, int, int>, int> covered;  // request, head, row, partition
-  std::map<std::tuple<int, int, int>, int> finished;      // request, head, row
+  std::map<std::tuple<int, int, int, int>, int> covered;            // request, head, row, partition
+  std::map<std::tuple<int, int, int>, int> finished;                // request, head, row
   std::map<int, std::tuple<int, int, int, int, int>> partial_rows;  // and its partition
   for (const AttendItem& item : plan.items) {
     const int rows = step.query_lens[static_cast<size_t>(item.request)] * group;
@@ -93,10 +93,10 @@ void check_plan(const Step& step, int threads) {
     for (int part = item.part_begin; part < item.part_end && item.partial >= 0; ++part) {
       const int index = item.partial + part - item.part_begin;
       expect(index < plan.partials, "partial %d of %d", index, plan.partials);
-      const bool fresh = partial_rows
-                             .insert({index, {item.request, item.kv_head, item.row_begin,
-                                              item.row_count, part}})
-                             .second;
+      const bool fresh =
+          partial_rows
+              .insert({index, {item.request, item.kv_head, item.row_begin, item.row_count, part}})
+              .second;
       expect(fresh, "partial %d is written twice", index);
     }
   }
@@ -120,7 +120,8 @@ void check_plan(const Step& step, int threads) {
   }
   expect(static_cast<int>(merged.size()) == plan.partials, "%zu of %d partials are merged",
          merged.size(), plan.partials);
-  for (const auto& [key, count] : covered) expect(count == 1, "a partition is done %d times", count);
+  for (const auto& [key, count] : covered)
+    expect(count == 1, "a partition is done %d times", count);
   size_t rows_in_all = 0;
   for (size_t request = 0; request < step.query_lens.size(); ++request) {
     for (int head = 0; head < step.num_kv_heads; ++head) {
@@ -145,14 +146,14 @@ void check_plan(const Step& step, int threads) {
 const Step kSteps[] = {
     {4, 4, {1}, {1}, 0, 1},
     {8, 2, {1, 1, 1}, {511, 512, 513}, 0, 1},
-    {8, 1, {1}, {5000}, 0, 1},                          // one long decode: must be split
+    {8, 1, {1}, {5000}, 0, 1},                           // one long decode: must be split
     {8, 2, {1, 100, 1, 7}, {3000, 100, 1, 1030}, 0, 1},  // decode with prefill
-    {6, 2, {40, 1, 600}, {1600, 2048, 600}, 100, 1},    // sliding window
+    {6, 2, {40, 1, 600}, {1600, 2048, 600}, 100, 1},     // sliding window
     {6, 2, {40, 1, 9}, {1600, 2048, 700}, 1, 1},
-    {4, 2, {30, 600}, {30, 600}, 0, 0},                 // encoder
+    {4, 2, {30, 600}, {30, 600}, 0, 0},  // encoder
     {4, 2, {30, 600}, {1130, 600}, 64, 0},
     {4, 2, {17, 17, 1}, {1500, 1500, 1500}, 0, 2},
-    {4, 2, {0, 3, 0}, {0, 3, 0}, 0, 1},                 // padded requests
+    {4, 2, {0, 3, 0}, {0, 3, 0}, 0, 1},  // padded requests
 };
 
 void test_plan_covers_every_partition_once() {

@@ -101,14 +101,18 @@ void test_vec_arithmetic_matches_scalar() {
                  static_cast<double>(y.get(0, i)));
         y.check_guards(name);
       };
-      check("max", [&](float* y) { probe.max(u, v, y, n); },
-            [](float p, float q) { return p > q ? p : q; });
-      check("min", [&](float* y) { probe.min(u, v, y, n); },
-            [](float p, float q) { return p < q ? p : q; });
-      check("select", [&](float* y) { probe.select_less(u, v, y, n); },
-            [](float p, float q) { return p < q ? p : 7.0f; });
-      check("abs", [&](float* y) { probe.abs(u, y, n); },
-            [](float p, float) { return std::fabs(p); });
+      check(
+          "max", [&](float* y) { probe.max(u, v, y, n); },
+          [](float p, float q) { return p > q ? p : q; });
+      check(
+          "min", [&](float* y) { probe.min(u, v, y, n); },
+          [](float p, float q) { return p < q ? p : q; });
+      check(
+          "select", [&](float* y) { probe.select_less(u, v, y, n); },
+          [](float p, float q) { return p < q ? p : 7.0f; });
+      check(
+          "abs", [&](float* y) { probe.abs(u, y, n); },
+          [](float p, float) { return std::fabs(p); });
       Buffer y(DType::kFloat32, 1, n);
       probe.multiply_add(u, v, static_cast<float*>(y.data()), n);
       Compare compare(DType::kFloat32, "multiply_add");  // fused or not: the target's choice

@@ -150,6 +150,8 @@ def test_little_cores_are_dropped(tmp_path: Path) -> None:
 def test_affinity_mask_decides_sibling_and_node(xeon: FakeMachine) -> None:
     result = plan(xeon, affinity=[3, 123, 140, 141, 142])
     assert (result.cpus, result.node) == ((140, 141, 142), 1)
+    mask = [3, 4, *range(15, 20), *range(30, 37)]
+    assert [p.cpus for p in plans(xeon, 2, affinity=mask)] == [span(15, 19), span(30, 36)]
     result = plan(xeon, affinity=[3, 123, 124])
     assert (result.cpus, result.process_cpus) == ((3, 124), (3, 123, 124))
 
@@ -197,6 +199,7 @@ def test_nobind_counts_cores_but_binds_nothing(xeon: FakeMachine) -> None:
     result = plan(xeon, env=bind("nobind"))
     assert (result.cpus, result.process_cpus, result.node) == ((), (), None)
     assert result.num_threads == 119
+    assert {(p.num_threads, p.node_ranks) for p in plans(xeon, 8, env=bind("nobind"))} == {(15, 8)}
     assert plan(xeon, env={**bind("nobind"), "OMP_NUM_THREADS": "7"}).num_threads == 7
     assert plan(with_quota(xeon, "300000 100000"), env=bind("nobind")).num_threads == 3
     assert plan(xeon, env={**bind("nobind"), "CPU_VISIBLE_MEMORY_NODES": "2"}).node == 2

@@ -1,6 +1,6 @@
 """One engine on the work that users feel: construction, one request, one prompt, many requests.
 
-    PYTHON benchmarks/engine.py --model MODEL [--dtype bfloat16] [--work s:32:256 p:1024 t:16:64:64]
+    PYTHON benchmarks/bench_engine.py --model MODEL [--dtype D] [--work s:32:256 p:1024 ...]
 
 Runs with any vLLM: the environment of PYTHON decides which. ``s:in:out`` is one request (decode
 speed), ``p:in`` one prompt and one token, ``t:n:in:out`` n requests at once. Prints one JSON

@@ -1,6 +1,6 @@
 """Linear layers of real shapes: GB/s and GFLOP/s beside the machine's limits of the same run.
 
-    python benchmarks/kernels.py [--dtype bfloat16] [--json FILE]
+    python benchmarks/bench_linear.py [--dtype bfloat16] [--json FILE]
 
 Weights rotate through more memory than the caches hold; each result is checked against torch.
 """
