@@ -11,7 +11,7 @@ import logging
 
 __version__ = "0.1.0"
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
 PLATFORM = "cpu_backend.platform.CpuBackendPlatform"
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
 import torch
+
+# Processes that tests start import what is installed, not the folder they are started in.
+os.environ["PYTHONSAFEPATH"] = "1"
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -19,6 +23,12 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     """Every storage type of the kernels."""
     result: torch.dtype = request.param
     return result
+
+
+@pytest.fixture(autouse=True)
+def host_log_reaches_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host keeps its log from the root logger, where pytest listens."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
 
 
 @pytest.fixture

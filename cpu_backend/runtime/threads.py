@@ -21,7 +21,7 @@ from cpu_backend.runtime.topology import (
     parse_cpu_list,
 )
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
 BIND_ENV = envs.OMP_THREADS_BIND.name
 RESERVE_ENV = envs.NUM_OF_RESERVED_CPU.name

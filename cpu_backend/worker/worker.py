@@ -62,13 +62,11 @@ class CPUWorker(Worker):
             self.local_rank,
             self.parallel_config.local_world_size,
         )
-        threads.apply(plan)
-        if not plan.cpus:
+        # Refused once, refused for every thread: apply() has warned.
+        if threads.apply(plan) and plan.cpus:
+            ops.bind_threads(plan.cpus)
+        else:
             ops.set_num_threads(plan.num_threads)
-        elif not ops.bind_threads(plan.cpus):
-            logger.warning(
-                "The system forbids binding threads to CPUs (sched_setaffinity); running unbound."
-            )
         compat.keep_thread_count()
         outcome = ""
         if plan.node is not None and len(topo.nodes) > 1:
