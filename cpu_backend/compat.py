@@ -9,6 +9,8 @@
 | accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
 | accept_device_argument         | the host dropped --device in 2025         | it comes back     |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
+| give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
+|                                | and streams then wait for it for ever     |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
 """
@@ -174,6 +176,27 @@ def replace_in_tree_platform() -> None:
         prepare_process()
         current_platform.__class__ = CpuBackendPlatform
         current_platform.import_kernels()
+
+
+ENGINE_STOP_SECONDS = 5.0
+
+
+def give_engine_time_to_stop() -> None:
+    """Let the engine process answer its open requests between SIGTERM and SIGKILL.
+
+    The host kills it in the same instant; a stream whose end was not yet sent keeps the server
+    from exiting until the client leaves.
+    """
+    from vllm.v1.engine import utils
+
+    original = utils.get_engine_process_shutdown_timeout
+    if getattr(original, "__module__", "") == __name__:
+        return
+
+    def at_least(*args: Any, **kwargs: Any) -> float:
+        return max(original(*args, **kwargs) or 0.0, ENGINE_STOP_SECONDS)
+
+    utils.get_engine_process_shutdown_timeout = at_least
 
 
 def keep_thread_count() -> None:

@@ -9,7 +9,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import envs, ops
+from cpu_backend import compat, envs, ops
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory, threads, topology
 
@@ -69,10 +69,8 @@ class CpuBackendPlatform(CpuPlatform):
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
         """Give ``--device`` back to the host's command line."""
-        from cpu_backend.compat import add_device_argument
-
         if parser is not None:
-            add_device_argument(parser)
+            compat.add_device_argument(parser)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
@@ -94,6 +92,7 @@ class CpuBackendPlatform(CpuPlatform):
         _switch_off_gpu_features(vllm_config)
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
+        compat.give_engine_time_to_stop()
 
 
 def _set_block_size(config: VllmConfig) -> None:
