@@ -118,6 +118,35 @@ def bind_memory(nodes: tuple[int, ...]) -> str:
     return str(torch.ops.cpu_backend.bind_memory(list(nodes)))
 
 
+class StepRecording:
+    """What ran between entering and leaving this context, ready to run again.
+
+    step_data: the tensors that a later step replaces by its own; see
+    ``csrc/torch_ops/step_recording.h``.  Set ``output`` before leaving.
+    """
+
+    def __init__(self, step_data: list[torch.Tensor]) -> None:
+        self._native = torch.classes.cpu_backend.StepRecording(step_data)
+        self.output = torch.empty(0)
+
+    def __enter__(self) -> StepRecording:
+        self._native.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._native.close(self.output)
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be replayed, or nothing."""
+        return str(self._native.error())
+
+    def replay(self, step_data: list[torch.Tensor]) -> torch.Tensor:
+        """Run again over this step's data; gives the recorded output, overwritten."""
+        result: torch.Tensor = self._native.replay(step_data)
+        return result
+
+
 class PackedLinear:
     """A linear weight [out_features, in_features] in this target's packed order.
 

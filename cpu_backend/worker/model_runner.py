@@ -3,22 +3,72 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import torch
+from vllm.config import CompilationMode
+from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
+
+from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.worker.step_replay import StepReplay
 
 logger = init_logger("vllm.cpu_backend")
 
 
 class CPUModelRunner(HostCPUModelRunner):
     """The host's GPUModelRunner, by way of its thin CPU subclass, which replaces device buffers
-    by their CPU twins and streams by nothing.  What this class adds is loading and warm-up."""
+    by their CPU twins and streams by nothing.  What this class adds is loading, warm-up and the
+    replay of recorded steps."""
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""
         start = time.perf_counter()
         super().load_model(load_dummy_weights)
         self.load_seconds = time.perf_counter() - start
+        self.step_replay = StepReplay() if self._replays_steps() else None
+
+    def _replays_steps(self) -> bool:
+        """Whether the model's forward is a function of tokens, positions and KV cache alone."""
+        config = self.vllm_config
+        return (
+            not self.model_config.enforce_eager
+            and self.model_config.runner_type == "generate"
+            and config.compilation_config.mode == CompilationMode.NONE
+            and config.parallel_config.world_size == 1
+            and config.lora_config is None
+            and config.speculative_config is None
+            and config.kv_transfer_config is None
+        )
+
+    def _model_forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """The host's, by way of a recorded step where that is possible."""
+
+        def forward() -> Any:
+            return super(CPUModelRunner, self)._model_forward(
+                input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs
+            )
+
+        groups = _distinct(get_forward_context().attn_metadata)
+        if (
+            self.step_replay is None
+            or input_ids is None
+            or positions is None
+            or intermediate_tensors is not None
+            or inputs_embeds is not None
+            or model_kwargs
+            or not groups
+        ):
+            return forward()
+        return self.step_replay.run(forward, (input_ids, positions), groups)
 
     def warm_up(self) -> float:
         """One small forward, so that the first request meets touched pages and started threads.
@@ -28,3 +78,11 @@ class CPUModelRunner(HostCPUModelRunner):
         start = time.perf_counter()
         self._dummy_run(min(16, self.max_num_tokens), skip_eplb=True)
         return time.perf_counter() - start
+
+
+def _distinct(metadata: Any) -> list[StepMetadata]:
+    """The metadata objects of a step, which layers share; none where any layer has another kind."""
+    if not isinstance(metadata, dict):
+        return []
+    groups = list({id(group): group for group in metadata.values()}.values())
+    return groups if all(isinstance(group, StepMetadata) for group in groups) else []

@@ -17,7 +17,7 @@ void activation(at::Tensor& out, const at::Tensor& input, Activation kind, Gate 
   const DType dtype = dtype_of(input, "input");
   // An exponential costs about as much as 8 plain elements.
   parallel_slices(x.count, row_grain(8 * y.size),
-                  [&](Slice rows) { kernels().activation(dtype, args, rows); });
+                  [=](Slice rows) { kernels().activation(dtype, args, rows); });
 }
 
 }  // namespace cpu_backend

@@ -1,7 +1,8 @@
 // KV cache writes and paged attention under the host's signatures.
 //
 // The scheduler metadata is this project's attention plan (core/attention_plan.h), serialized:
-// int32 [magic, items, merges, partials], then the items, then the merges.
+// int32 [magic, items, merges, partials], then the items, then the merges, then room for the
+// partials themselves, which every layer of the step uses in turn.
 #include <cstring>
 
 #include "core/attention_plan.h"
@@ -14,6 +15,23 @@ namespace {
 
 constexpr int32_t kPlanMagic = 0x41504c4e;
 constexpr int kPlanHeader = 4;
+
+struct Plan {
+  int64_t num_items, num_merges, partials;
+  const AttendItem* items;
+  const MergeItem* merges;
+  float* workspace;
+};
+
+Plan plan_of(const at::Tensor& metadata) {
+  auto* header = static_cast<int32_t*>(metadata.data_ptr());
+  auto* items = reinterpret_cast<AttendItem*>(header + kPlanHeader);
+  auto* merges = reinterpret_cast<MergeItem*>(items + header[1]);
+  auto* workspace = reinterpret_cast<float*>(merges + header[2]);
+  return {header[1], header[2], header[3], items, merges, workspace};
+}
+
+int64_t partial_floats(int64_t head_dim) { return kAttendRows * (head_dim + 2); }
 
 void check_plain_cache(const std::string& kv_cache_dtype) {
   TORCH_CHECK_NOT_IMPLEMENTED(kv_cache_dtype == "auto" || kv_cache_dtype == "float32" ||
@@ -62,7 +80,7 @@ const float* head_values(const OptionalTensor& tensor, int64_t heads, const char
 }  // namespace
 
 at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t num_heads_kv,
-                                  int64_t, const at::Tensor& seq_lens, at::ScalarType,
+                                  int64_t head_dim, const at::Tensor& seq_lens, at::ScalarType,
                                   const at::Tensor& query_start_loc, bool causal,
                                   int64_t window_size, const std::string&, bool enable_kv_split,
                                   const OptionalTensor& dynamic_causal,
@@ -83,9 +101,11 @@ at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t 
   const AttentionPlan plan = plan_attention(shape, enable_kv_split ? at::get_num_threads() : 1);
   const int64_t items_bytes = plan.items.size() * sizeof(AttendItem);
   const int64_t merges_bytes = plan.merges.size() * sizeof(MergeItem);
+  const int64_t header_bytes = kPlanHeader * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t workspace_bytes =
+      plan.partials * partial_floats(head_dim) * static_cast<int64_t>(sizeof(float));
   at::Tensor metadata =
-      at::empty({kPlanHeader * static_cast<int64_t>(sizeof(int32_t)) + items_bytes + merges_bytes},
-                at::kChar);
+      at::empty({header_bytes + items_bytes + merges_bytes + workspace_bytes}, at::kChar);
   auto* out = static_cast<char*>(metadata.data_ptr());
   const int32_t header[kPlanHeader] = {kPlanMagic, static_cast<int32_t>(plan.items.size()),
                                        static_cast<int32_t>(plan.merges.size()), plan.partials};
@@ -110,13 +130,14 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
                     " entries for ", k.tokens, " keys and ", v.tokens, " values.");
   TORCH_CHECK_VALUE(k.heads == key_cache.size(1) && v.heads == k.heads, "the cache holds ",
                     key_cache.size(1), " KV heads, key has ", k.heads, ".");
-  const WriteKvArgs args{k.data,         k.token_stride,
-                         k.head_stride,  v.data,
-                         v.token_stride, v.head_stride,
-                         cache,          typed_data<int64_t>(slot_mapping, "slot_mapping"),
-                         k.heads};
-  parallel_slices(tokens, row_grain(8 * k.heads * cache.head_dim),
-                  [&](Slice slice) { kernels().write_kv(dtype, args, slice); });
+  typed_data<int64_t>(slot_mapping, "slot_mapping");
+  const auto write = [=](Slice slice) {
+    const int64_t* slots = slot_mapping.const_data_ptr<int64_t>();  // new in every step
+    const WriteKvArgs args{k.data,        k.token_stride, k.head_stride, v.data, v.token_stride,
+                           v.head_stride, cache,          slots,         k.heads};
+    kernels().write_kv(dtype, args, slice);
+  };
+  parallel_slices(tokens, row_grain(8 * k.heads * cache.head_dim), write);
 }
 
 void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cache,
@@ -143,13 +164,18 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   TORCH_CHECK_VALUE(
       scheduler_metadata.is_contiguous() && scheduler_metadata.numel() >= kPlanHeader * 4,
       "scheduler_metadata is not a plan of get_scheduler_metadata.");
-  const auto* plan = static_cast<const int32_t*>(scheduler_metadata.const_data_ptr());
-  TORCH_CHECK_VALUE(plan[0] == kPlanMagic,
+  TORCH_CHECK_VALUE(*static_cast<const int32_t*>(scheduler_metadata.const_data_ptr()) == kPlanMagic,
                     "scheduler_metadata is not a plan of get_scheduler_metadata.");
-  const auto* items = reinterpret_cast<const AttendItem*>(plan + kPlanHeader);
-  const auto* merges = reinterpret_cast<const MergeItem*>(items + plan[1]);
+  const Plan first = plan_of(scheduler_metadata);
+  TORCH_CHECK_VALUE(reinterpret_cast<const char*>(
+                        first.workspace + first.partials * partial_floats(cache.head_dim)) <=
+                        static_cast<const char*>(scheduler_metadata.const_data_ptr()) +
+                            scheduler_metadata.nbytes(),
+                    "scheduler_metadata was made for another head size than ", cache.head_dim, ".");
+  typed_data<int32_t>(query_start_loc, "query_start_loc");
+  typed_data<int32_t>(seq_lens, "seq_lens");
 
-  at::Tensor slopes, sinks, partials;
+  at::Tensor slopes, sinks;
   AttendArgs args{};
   args.query = q.data;
   args.query_token_stride = q.token_stride;
@@ -158,10 +184,6 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   args.out_token_stride = out.token_stride;
   args.out_head_stride = out.head_stride;
   args.cache = cache;
-  args.block_table = block_table.const_data_ptr<int32_t>();
-  args.block_table_stride = block_table.stride(0);
-  args.query_start = typed_data<int32_t>(query_start_loc, "query_start_loc");
-  args.seq_lens = typed_data<int32_t>(seq_lens, "seq_lens");
   args.causal = bool_data(dynamic_causal, "dynamic_causal");
   args.all_causal = causal;
   args.num_heads = q.heads;
@@ -171,17 +193,28 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   args.window = static_cast<int>(sliding_window_size);
   args.alibi_slopes = head_values(alibi_slopes, q.heads, "alibi_slopes", slopes);
   args.sinks = head_values(s_aux, q.heads, "s_aux", sinks);
-  if (plan[3] > 0) {
-    partials = at::empty({plan[3], kAttendRows * (cache.head_dim + 2)}, at::kFloat);
-    args.partials = partials.data_ptr<float>();
-  }
+  // What is new in every step is read through its tensor each time; slopes and sinks may be
+  // conversions that only these closures own.
+  const auto step_args = [=] {
+    (void)slopes, (void)sinks;
+    AttendArgs step = args;
+    step.block_table = block_table.const_data_ptr<int32_t>();
+    step.block_table_stride = block_table.stride(0);
+    step.query_start = query_start_loc.const_data_ptr<int32_t>();
+    step.seq_lens = seq_lens.const_data_ptr<int32_t>();
+    step.partials = plan_of(scheduler_metadata).workspace;
+    return step;
+  };
   const KernelTable& table = kernels();
   const int64_t scratch = table.attend_scratch_floats(cache.head_dim, cache.block_size);
-  parallel_items(plan[1], scratch,
-                 [&](int64_t i, float* buffer) { table.attend(dtype, args, items[i], buffer); });
-  parallel_items(plan[2], scratch, [&](int64_t i, float* buffer) {
-    table.merge_partials(dtype, args, merges[i], buffer);
-  });
+  parallel_items([=] { return plan_of(scheduler_metadata).num_items; }, scratch,
+                 [=, attend = table.attend](int64_t i, float* buffer) {
+                   attend(dtype, step_args(), plan_of(scheduler_metadata).items[i], buffer);
+                 });
+  parallel_items([=] { return plan_of(scheduler_metadata).num_merges; }, scratch,
+                 [=, merge = table.merge_partials](int64_t i, float* buffer) {
+                   merge(dtype, step_args(), plan_of(scheduler_metadata).merges[i], buffer);
+                 });
 }
 
 namespace {

@@ -110,6 +110,18 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
 }
 
 TORCH_LIBRARY(cpu_backend, m) {
+  m.class_<StepRecording>("StepRecording")
+      .def(torch::init<std::vector<at::Tensor>>())
+      .def("open", &StepRecording::open)
+      .def("close", &StepRecording::close)
+      .def("error", [](const c10::intrusive_ptr<StepRecording>& self) { return self->error(); })
+      .def("size",
+           [](const c10::intrusive_ptr<StepRecording>& self) {
+             return static_cast<int64_t>(self->size());
+           })
+      .def("replay",
+           [](const c10::intrusive_ptr<StepRecording>& self,
+              const std::vector<at::Tensor>& step_data) { return self->replay(step_data); });
   m.def(
       "linear(Tensor x, int handle, int out_features, Tensor? bias, "
       "bool float_output) -> Tensor");

@@ -39,10 +39,19 @@ at::Tensor as_float_rows(const at::Tensor& a, DType dtype) {
   if (dtype == DType::kFloat32) return a;
   at::Tensor converted = at::empty(a.sizes(), a.options().dtype(at::kFloat));
   float* data = converted.data_ptr<float>();
-  parallel_slices(a.size(0), row_grain(a.size(1)), [&](Slice rows) {
-    kernels().to_float_rows(dtype, a.data_ptr(), a.stride(0), data, a.size(1), rows);
-  });
+  parallel_slices(a.size(0), row_grain(a.size(1)),
+                  [=, x = a.data_ptr(), stride = a.stride(0), size = a.size(1)](Slice rows) {
+                    kernels().to_float_rows(dtype, x, stride, data, size, rows);
+                  });
   return converted;
+}
+
+// [..., k] as [tokens, k]; a layout that only a copy can flatten is copied.
+at::Tensor as_matrix(const at::Tensor& x) {
+  at::Tensor flat = x.reshape({-1, x.size(-1)});
+  if (StepRecording* recording = StepRecording::current(); recording && !flat.is_alias_of(x))
+    recording->fail("a linear layer's input is strided");
+  return flat;
 }
 
 const PackedLinear& packed_linear(int64_t handle) {
@@ -86,12 +95,13 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
   const GemmSplit step = split_gemm(m, weight.k, panels, table.wide_panels, at::get_num_threads());
   const int64_t panel_items = ceil_div(panels, step.panel_step);
   const int64_t items = panel_items * ceil_div(m, step.row_step);
-  parallel_items(items, table.gemm_scratch_floats, [&](int64_t item, float* scratch) {
+  const auto run_item = [=, gemm = table.gemm](int64_t item, float* scratch) {
     const int64_t row = item / panel_items * step.row_step;
     const int64_t panel = item % panel_items * step.panel_step;
-    table.gemm(dtype, args, {row, std::min(row + step.row_step, m)},
-               {panel, std::min(panel + step.panel_step, panels)}, scratch);
-  });
+    gemm(dtype, args, {row, std::min(row + step.row_step, m)},
+         {panel, std::min(panel + step.panel_step, panels)}, scratch);
+  };
+  parallel_items([items] { return items; }, table.gemm_scratch_floats, run_item);
 }
 
 }  // namespace
@@ -129,7 +139,7 @@ at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
   at::Tensor out = at::empty(shape, float_output ? x.options().dtype(at::kFloat) : x.options());
   const bool flat = x.dim() == 2;
   at::Tensor rows = flat ? out : out.view({-1, weight.n});
-  run_linear(weight, flat ? x : x.reshape({-1, weight.k}), bias, rows);
+  run_linear(weight, flat ? x : as_matrix(x), bias, rows);
   return out;
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 void run(DType dtype, const NormArgs& args, int64_t rows) {
   parallel_slices(rows, row_grain(args.hidden),
-                  [&](Slice slice) { kernels().rms_norm(dtype, args, slice); });
+                  [=](Slice slice) { kernels().rms_norm(dtype, args, slice); });
 }
 
 const void* weight_data(const std::optional<at::Tensor>& weight, const at::Tensor& input,
@@ -26,14 +26,30 @@ void rms_norm(at::Tensor& out, const at::Tensor& input, const std::optional<at::
               double epsilon) {
   check_same_dtype(out, "out", input, "input");
   check_shape(out, input.sizes(), "out");
-  // Heads cut out of a merged projection are strided twice; only those are copied.
-  const at::Tensor source = input.dim() > 2 && !input.is_contiguous() ? input.contiguous() : input;
-  const Rows x = rows_of(source, "input");
+  const DType dtype = dtype_of(input, "input");
   const Rows y = rows_of(out, "out");
-  const void* w = weight_data(weight, input, x.size);
-  run(dtype_of(input, "input"),
-      {x.data, x.stride, nullptr, 0, w, y.data, y.stride, x.size, static_cast<float>(epsilon)},
-      x.count);
+  const void* w = weight_data(weight, input, y.size);
+  NormArgs args{nullptr, 0, nullptr, 0, w, y.data, y.stride, y.size, static_cast<float>(epsilon)};
+  if (input.dim() == 3 && !input.is_contiguous()) {
+    // Heads cut out of a merged projection are strided twice: one token's heads at a time.
+    const Heads x = heads_of(input, y.size, "input");
+    const int64_t x_step = x.token_stride * input.itemsize();
+    const int64_t y_step = x.heads * y.stride * out.itemsize();
+    args.x_stride = x.head_stride;
+    parallel_slices(x.tokens, row_grain(x.heads * y.size), [=](Slice tokens) {
+      for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+        NormArgs token = args;
+        token.x = static_cast<const char*>(x.data) + t * x_step;
+        token.y = static_cast<char*>(y.data) + t * y_step;
+        kernels().rms_norm(dtype, token, {0, x.heads});
+      }
+    });
+    return;
+  }
+  const Rows x = rows_of(input, "input");
+  args.x = x.data;
+  args.x_stride = x.stride;
+  run(dtype, args, x.count);
 }
 
 void fused_add_rms_norm(at::Tensor& input, at::Tensor& residual,

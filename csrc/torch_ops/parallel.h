@@ -1,5 +1,8 @@
 // Threads: torch's own OpenMP pool and nothing beside it.
 //
+// The two loops below also leave themselves in the open step recording, if there is one, and are
+// then run again later: what they are given must be captured by value.
+//
 // The library is compiled with OpenMP but not linked to a runtime of its own: its symbols resolve
 // to the runtime that libtorch_cpu brings, so there can be no second pool (see CMakeLists.txt).
 #pragma once
@@ -12,6 +15,7 @@
 
 #include "core/slice.h"
 #include "dispatch/kernel_table.h"
+#include "torch_ops/step_recording.h"
 
 namespace cpu_backend {
 
@@ -21,6 +25,7 @@ const KernelTable& kernels();  // library.cpp
 template <class F>
 void parallel_slices(int64_t total, int64_t grain, const F& f) {
   if (total <= 0) return;
+  if (StepRecording* recording = StepRecording::current()) recording->add_rows(total, grain, f);
   at::parallel_for(0, total, grain > 0 ? grain : 1,
                    [&](int64_t begin, int64_t end) { f(Slice{begin, end}); });
 }
@@ -46,9 +51,13 @@ inline float* thread_scratch(int64_t floats) {
   return buffer.get();
 }
 
-// f(item, scratch) for items 0, 1, ... in this order, each thread taking the next free one.
-template <class F>
-void parallel_items(int64_t items, int64_t scratch_floats, const F& f) {
+// f(item, scratch) for items 0, 1, ... count() - 1 in this order, each thread taking the next free
+// one.
+template <class Count, class F>
+void parallel_items(const Count& count, int64_t scratch_floats, const F& f) {
+  if (StepRecording* recording = StepRecording::current())
+    recording->add_items(count, scratch_floats, f);
+  const int64_t items = count();
   std::atomic<int64_t> next{0};
   const int64_t threads = std::min<int64_t>(items, at::get_num_threads());
   if (threads <= 0) return;

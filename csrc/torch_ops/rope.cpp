@@ -40,7 +40,7 @@ void rotary_embedding(const at::Tensor& positions, at::Tensor& query, std::optio
   args.neox = is_neox;
   args.inverse = inverse;
   parallel_slices(q.tokens, row_grain((q.heads + args.num_kv_heads) * rotary_dim),
-                  [&](Slice tokens) { kernels().rope(dtype, args, tokens); });
+                  [=](Slice tokens) { kernels().rope(dtype, args, tokens); });
 }
 
 }  // namespace cpu_backend

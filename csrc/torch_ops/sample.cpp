@@ -14,7 +14,7 @@ at::Tensor choose(const at::Tensor& logits, int64_t cost, const F& f) {
   at::Tensor tokens = at::empty({rows.count}, at::kLong);
   auto* out = tokens.data_ptr<int64_t>();
   const int64_t row_bytes = rows.stride * logits.itemsize();
-  parallel_slices(rows.count, row_grain(cost * rows.size), [&](Slice slice) {
+  parallel_slices(rows.count, row_grain(cost * rows.size), [=](Slice slice) {
     for (int64_t r = slice.begin; r < slice.end; ++r)
       out[r] = f(r, static_cast<const char*>(rows.data) + r * row_bytes, rows.size);
   });
@@ -25,7 +25,7 @@ at::Tensor choose(const at::Tensor& logits, int64_t cost, const F& f) {
 
 at::Tensor greedy_argmax(const at::Tensor& logits) {
   const DType dtype = dtype_of(logits, "logits");
-  return choose(logits, 1, [&](int64_t, const void* row, int64_t size) {
+  return choose(logits, 1, [=](int64_t, const void* row, int64_t size) {
     return kernels().argmax_row(dtype, row, size);
   });
 }
@@ -35,7 +35,7 @@ at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds
   const int64_t* seed = typed_data<int64_t>(seeds, "seeds");
   TORCH_CHECK_VALUE(seeds.numel() == logits.size(0), "seeds has ", seeds.numel(), " entries for ",
                     logits.size(0), " rows of logits.");
-  return choose(logits, 16, [&](int64_t r, const void* row, int64_t size) {
+  return choose(logits, 16, [=](int64_t r, const void* row, int64_t size) {
     return kernels().gumbel_argmax_row(dtype, row, size, static_cast<uint64_t>(seed[r]));
   });
 }
@@ -51,7 +51,7 @@ void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mas
   const bool* in_output = typed_data<bool>(output_mask, "output_mask");
   check_shape(penalties, {rows.count}, "repetition_penalties");
   const float* penalty = typed_data<float>(penalties, "repetition_penalties");
-  parallel_slices(rows.count, row_grain(rows.size), [&](Slice slice) {
+  parallel_slices(rows.count, row_grain(rows.size), [=](Slice slice) {
     for (int64_t r = slice.begin; r < slice.end; ++r) {
       float* x = static_cast<float*>(rows.data) + r * rows.stride;
       for (int64_t i = 0; i < rows.size; ++i) {
