@@ -13,6 +13,7 @@
 |                                | and streams then wait for it for ever     |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
+| choose_top_tokens_without_sort | the host sorts the vocabulary per request | a platform hook   |
 """
 
 from __future__ import annotations
@@ -218,3 +219,12 @@ def pack_linear_weights() -> None:
     from cpu_backend.layers import linear
 
     utils.dispatch_cpu_unquantized_gemm = linear.pack_unquantized
+
+
+def choose_top_tokens_without_sort() -> None:
+    """Top-k and top-p on this project's op; the host's CPU path sorts every row of logits."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    from cpu_backend import ops
+
+    topk_topp_sampler.apply_top_k_top_p = ops.keep_top

@@ -118,6 +118,15 @@ def bind_memory(nodes: tuple[int, ...]) -> str:
     return str(torch.ops.cpu_backend.bind_memory(list(nodes)))
 
 
+def keep_top(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+    """Top-k and top-p in place: logits [requests, vocabulary] fp32 outside the choice become -inf.
+
+    k [requests] int32 (the vocabulary's size: no limit), p [requests] fp32 (1: no limit).
+    """
+    torch.ops.cpu_backend.keep_top_.default(logits, k, p)
+    return logits
+
+
 class StepRecording:
     """What ran between entering and leaving this context, ready to run again.
 
@@ -168,6 +177,11 @@ class PackedLinear:
         result: torch.Tensor = self._linear(
             x, self._handle, self.out_features, bias, self._float_output
         )
+        return result
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows ``ids`` [...] of the weight, int64, as [..., in_features]: an embedding look-up."""
+        result: torch.Tensor = torch.ops.cpu_backend.packed_rows.default(ids, self._handle)
         return result
 
     def __del__(self) -> None:

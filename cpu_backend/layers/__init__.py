@@ -14,6 +14,7 @@ def register_all() -> None:
     from cpu_backend.layers import activation, norm
 
     compat.pack_linear_weights()
+    compat.choose_top_tokens_without_sort()
     for name, cls in (
         ("RMSNorm", norm.CpuRMSNorm),
         ("SiluAndMul", activation.CpuSiluAndMul),

@@ -1,10 +1,14 @@
-"""Linear layers without quantization: packed once after loading."""
+"""Linear layers and embeddings without quantization: packed once after loading."""
 
 from __future__ import annotations
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers import utils as host
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 
 from cpu_backend import ops
 
@@ -23,9 +27,49 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> None:
     weight = layer.weight
     if weight.is_meta or weight.dim() != 2 or weight.dtype not in SUPPORTED:
         _host_dispatch(layer, remove_weight)
-        return
-    # Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
-    is_logits = isinstance(layer, VocabParallelEmbedding)
-    layer.cpu_linear = ops.PackedLinear(weight.detach(), float_output=is_logits)
-    if remove_weight:
-        layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
+    elif isinstance(layer, VocabParallelEmbedding):
+        _pack_vocabulary(layer)
+    else:
+        layer.cpu_linear = ops.PackedLinear(weight.detach())
+        if remove_weight:
+            _free_weight(layer)
+
+
+def _pack_vocabulary(layer: VocabParallelEmbedding) -> None:
+    """An output layer is packed; an embedding table only if it is one too.
+
+    Tied layers, one module or two with one parameter, share one packed copy that also answers
+    look-ups.  Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
+    """
+    weight = layer.weight
+    packed = getattr(weight, "packed", None)
+    if packed is None:
+        if not isinstance(layer, ParallelLMHead) and not _embeddings_are_tied():
+            return
+        packed = weight.packed = ops.PackedLinear(weight.detach(), float_output=True)
+    layer.cpu_linear = packed
+    if _only_runs_packed(layer):
+        layer.quant_method.embedding = lambda _, ids: packed.rows(ids)
+        _free_weight(layer)
+
+
+def _embeddings_are_tied() -> bool:
+    config = get_current_vllm_config_or_none()
+    if config is None or config.model_config is None:
+        return True
+    return bool(getattr(config.model_config.hf_text_config, "tie_word_embeddings", True))
+
+
+def _only_runs_packed(layer: VocabParallelEmbedding) -> bool:
+    """Whether nobody reads ``layer.weight`` itself: shards, adapters and draft models do."""
+    config = get_current_vllm_config_or_none()
+    return (
+        layer.tp_size == 1
+        and config is not None
+        and config.lora_config is None
+        and config.speculative_config is None
+    )
+
+
+def _free_weight(layer: torch.nn.Module) -> None:
+    layer.weight = torch.nn.Parameter(layer.weight.new_empty(0), requires_grad=False)

@@ -127,6 +127,15 @@ struct PackArgs {
   Data packed;
 };
 
+// y[i][0:k] = row ids[i] of a packed weight: an embedding table that is also the output layer.
+struct UnpackArgs {
+  ConstData packed;
+  const int64_t* ids;  // in [0, n)
+  Data y;
+  int64_t y_stride;
+  int64_t k;
+};
+
 // c[m][n] = a[m][k] * weight^T (+ bias).  a is fp32, weight packed, bias of the storage type; c
 // too, or fp32: logits are compared with each other, and rounding them makes ties.
 struct GemmArgs {

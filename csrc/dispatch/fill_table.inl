@@ -7,6 +7,7 @@
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
+#include "kernels/top_tokens.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -54,6 +55,9 @@ const KernelTable kTable = {
     [](DType type, const PackArgs& args, Slice panels) {
       with_type(type, [&](auto t) { pack_weight<decltype(t)>(args, panels); });
     },
+    [](DType type, const UnpackArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { unpack_rows<decltype(t)>(args, rows); });
+    },
     [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
     },
@@ -69,6 +73,7 @@ const KernelTable kTable = {
         return gumbel_argmax_row(static_cast<const decltype(t)*>(x), size, seed);
       });
     },
+    keep_top,
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -26,11 +26,13 @@ struct KernelTable {
 
   int64_t (*packed_elements)(DType, int64_t n, int64_t k);
   void (*pack_weight)(DType, const PackArgs&, Slice panels);
+  void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
   void (*to_float_rows)(DType, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows);
 
   int64_t (*argmax_row)(DType, const void* x, int64_t size);
   int64_t (*gumbel_argmax_row)(DType, const void* x, int64_t size, uint64_t seed);
+  void (*keep_top)(float* x, int64_t size, int64_t k, float p, float* scratch);
 };
 
 }  // namespace cpu_backend

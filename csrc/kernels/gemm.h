@@ -36,6 +36,18 @@ void pack_weight(const PackArgs& args, Slice panels) {
   }
 }
 
+// A row lies in one column of its panel; the panel is read front to back.
+template <class T>
+void unpack_rows(const UnpackArgs& args, Slice rows) {
+  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const int64_t column = args.ids[r] % kPanelWidth;
+    const T* panel = static_cast<const T*>(args.packed) + args.ids[r] / kPanelWidth * elements;
+    T* y = static_cast<T*>(args.y) + r * args.y_stride;
+    for (int64_t k = 0; k < args.k; ++k) y[k] = panel[panel_offset<T>(k, column, kPanelWidth)];
+  }
+}
+
 template <class T, class Out>
 void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
                     int64_t columns, const float* block, int64_t block_stride) {

@@ -126,6 +126,10 @@ TORCH_LIBRARY(cpu_backend, m) {
       "linear(Tensor x, int handle, int out_features, Tensor? bias, "
       "bool float_output) -> Tensor");
   m.impl("linear", torch::dispatch(c10::DispatchKey::CPU, linear));
+  m.def("packed_rows(Tensor ids, int handle) -> Tensor");
+  m.impl("packed_rows", torch::dispatch(c10::DispatchKey::CPU, packed_rows));
+  m.def("keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()");
+  m.impl("keep_top_", torch::dispatch(c10::DispatchKey::CPU, keep_top));
   m.def("bind_threads(int[] cpus) -> bool", bind_threads);
   m.def("set_num_threads(int threads) -> ()", set_num_threads);
   m.def("bind_memory(int[] nodes) -> str", bind_memory);

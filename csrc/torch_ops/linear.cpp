@@ -143,6 +143,24 @@ at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
   return out;
 }
 
+at::Tensor packed_rows(const at::Tensor& ids, int64_t handle) {
+  const PackedLinear& weight = packed_linear(handle);
+  typed_data<int64_t>(ids, "ids");
+  at::DimVector shape(ids.sizes());
+  shape.push_back(weight.k);
+  at::Tensor out = at::empty(shape, at::TensorOptions().dtype(weight.dtype));
+  const DType dtype = dtype_of(out, "out");
+  const UnpackArgs args{weight.packed.const_data_ptr(), ids.const_data_ptr<int64_t>(),
+                        out.data_ptr(), weight.k, weight.k};
+  parallel_slices(ids.numel(), row_grain(8 * weight.k), [=, n = weight.n](Slice rows) {
+    for (int64_t r = rows.begin; r < rows.end; ++r)
+      TORCH_CHECK_INDEX(args.ids[r] >= 0 && args.ids[r] < n, "token id ", args.ids[r],
+                        " is outside the vocabulary of ", n, ".");
+    kernels().unpack_rows(dtype, args, rows);
+  });
+  return out;
+}
+
 void onednn_mm(at::Tensor& c, const at::Tensor& a, const std::optional<at::Tensor>& bias,
                const at::Tensor& handle) {
   run_linear(packed_linear(handle.item<int64_t>()), a, bias, c);

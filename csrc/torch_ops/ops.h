@@ -33,6 +33,7 @@ int64_t create_linear(const at::Tensor& weight, int64_t primitive_cache_size);
 void release_linear(int64_t handle);
 void onednn_mm(at::Tensor& c, const at::Tensor& a, const OptionalTensor& bias,
                const at::Tensor& handle);
+at::Tensor packed_rows(const at::Tensor& ids, int64_t handle);
 at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
                   const OptionalTensor& bias, bool float_output);
 
@@ -62,6 +63,7 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
 // sample.cpp
 at::Tensor greedy_argmax(const at::Tensor& logits);
 at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds);
+void keep_top(at::Tensor& logits, const OptionalTensor& k, const OptionalTensor& p);
 void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mask,
                                 const at::Tensor& output_mask, const at::Tensor& penalties);
 

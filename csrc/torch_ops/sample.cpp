@@ -40,6 +40,23 @@ at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds
   });
 }
 
+void keep_top(at::Tensor& logits, const OptionalTensor& k, const OptionalTensor& p) {
+  TORCH_CHECK_TYPE(logits.scalar_type() == at::kFloat, "logits must be float32.");
+  TORCH_CHECK_VALUE(logits.dim() == 2, "logits must be [requests, vocabulary], they are ",
+                    logits.sizes(), ".");
+  const Rows rows = rows_of(logits, "logits");
+  if (k) check_shape(*k, {rows.count}, "k");
+  if (p) check_shape(*p, {rows.count}, "p");
+  const int32_t* ks = k ? typed_data<int32_t>(*k, "k") : nullptr;
+  const float* ps = p ? typed_data<float>(*p, "p") : nullptr;
+  parallel_slices(rows.count, row_grain(8 * rows.size), [=](Slice slice) {
+    float* scratch = thread_scratch(2 * rows.size);
+    for (int64_t r = slice.begin; r < slice.end; ++r)
+      kernels().keep_top(static_cast<float*>(rows.data) + r * rows.stride, rows.size,
+                         ks ? ks[r] : 0, ps ? ps[r] : 1.0f, scratch);
+  });
+}
+
 void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mask,
                                 const at::Tensor& output_mask, const at::Tensor& penalties) {
   TORCH_CHECK_TYPE(logits.scalar_type() == at::kFloat && penalties.scalar_type() == at::kFloat,

@@ -250,6 +250,26 @@ bool StepRecording::Node::is_serial(int64_t threads) const {
   return call || (rows && (threads == 1 || total <= grain));
 }
 
+void StepRecording::run_share(const Node& node, bool serial, int team, int me,
+                              std::atomic<int64_t>& next) {
+  if (serial) {
+    if (me != 0) return;
+    if (node.call) {
+      node.call();
+    } else {
+      node.rows({0, node.total});
+    }
+  } else if (node.rows) {
+    const int64_t parts = std::min<int64_t>(team, ceil_div(node.total, node.grain));
+    if (me < parts) node.rows(split(node.total, parts, me));
+  } else {
+    const int64_t items = node.count();
+    float* scratch = thread_scratch(node.scratch_floats);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;)
+      node.items(i, scratch);
+  }
+}
+
 at::Tensor StepRecording::replay(at::TensorList step_data) {
   TORCH_CHECK(error_.empty(), "this step cannot be replayed: ", error_, ".");
   TORCH_CHECK(step_data.size() == step_data_.size(), "the step has ", step_data.size(),
@@ -265,6 +285,7 @@ at::Tensor StepRecording::replay(at::TensorList step_data) {
   }
   SpinBarrier barrier;
   std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
   std::exception_ptr error;
   const int threads = at::get_num_threads();
 #pragma omp parallel num_threads(threads)
@@ -280,25 +301,12 @@ at::Tensor StepRecording::replay(at::TensorList step_data) {
       // Serial nodes in a row are one thread's program order; everything else needs the others.
       if (!(serial && after_serial)) meet();
       after_serial = serial;
-      if (serial) {
-        if (me == 0 && !error) {
-          try {
-            if (node.call)
-              node.call();
-            else
-              node.rows({0, node.total});
-          } catch (...) {
-            error = std::current_exception();
-          }
-        }
-      } else if (node.rows) {
-        const int64_t parts = std::min<int64_t>(team, ceil_div(node.total, node.grain));
-        if (me < parts) node.rows(split(node.total, parts, me));
-      } else {
-        const int64_t items = node.count();
-        float* scratch = thread_scratch(node.scratch_floats);
-        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;)
-          node.items(i, scratch);
+      // After an error the threads go on meeting, so that none waits for ever, and do nothing.
+      if (failed.load(std::memory_order_relaxed)) continue;
+      try {
+        run_share(node, serial, team, me, next);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
       }
     }
   }

@@ -24,6 +24,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/custom_class.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -72,6 +73,8 @@ class StepRecording : public torch::CustomClassHolder {
     bool is_serial(int64_t threads) const;
   };
 
+  static void run_share(const Node& node, bool serial, int team, int me,
+                        std::atomic<int64_t>& next);
   bool reads_step_data(const torch::jit::Stack& arguments) const;
 
   std::vector<at::Tensor> step_data_;

@@ -155,3 +155,25 @@ def test_onednn_mm_refuses_a_wrong_output() -> None:
             torch.ops._C.onednn_mm(torch.empty(3, 5), torch.ones(3, 8), None, handle)
         with pytest.raises(TypeError, match="output has dtype Half but input has Float"):
             torch.ops._C.onednn_mm(torch.empty(3, 4).half(), torch.ones(3, 8), None, handle)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (15, 7), (16, 8), (17, 9), (33, 129), (300, 64)])
+def test_rows_of_a_packed_weight_are_its_embeddings(
+    n: int, k: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    weight = random(dtype, seeded, n, k)
+    packed = PackedLinear(weight)
+    ids = torch.randint(0, n, (3, 5), generator=seeded)
+    assert torch.equal(packed.rows(ids), weight[ids])
+    everything = torch.arange(n)
+    assert torch.equal(packed.rows(everything), weight)
+    assert packed.rows(everything[:0]).shape == (0, k)
+
+
+def test_rows_outside_the_vocabulary_are_refused() -> None:
+    packed = PackedLinear(torch.zeros(5, 4))
+    for bad in (-1, 5):
+        with pytest.raises(IndexError, match=f"token id {bad} is outside the vocabulary of 5"):
+            packed.rows(torch.tensor([0, bad]))
+    with pytest.raises(TypeError, match="ids has dtype"):
+        packed.rows(torch.tensor([1], dtype=torch.int32))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from vllm._custom_ops import apply_repetition_penalties_torch
 
+from cpu_backend.ops import keep_top
 from tests.ops.accuracy import ODD_SIZES, guarded
 from tests.reference.sample import argmax, gumbel_argmax
 
@@ -133,3 +134,43 @@ def test_sampling_refuses_what_does_not_fit() -> None:
         penalize(logits, mask[:1], mask, torch.ones(2))
     with pytest.raises(ValueError, match=r"repetition_penalties has shape \[1\]"):
         penalize(logits, mask, mask, torch.ones(1))
+
+
+@pytest.mark.parametrize("vocabulary", [2, 9, 33, 4099, 49152])
+@pytest.mark.parametrize("options", ["k", "p", "k and p"])
+def test_keep_top_chooses_what_the_hosts_sort_chooses(
+    vocabulary: int, options: str, seeded: torch.Generator
+) -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+    logits = 3 * torch.randn(5, vocabulary, generator=seeded)
+    k = (
+        torch.tensor([1, 2, 50, vocabulary, 7]).clamp(max=vocabulary).int()
+        if "k" in options
+        else None
+    )
+    p = torch.tensor([0.9, 1.0, 0.3, 0.999, 0.01]) if "p" in options else None
+    expected = apply_top_k_top_p_pytorch(logits.clone(), k, p)
+    chosen = keep_top(logits.clone(), k, p)
+    kept = chosen > -INF
+    assert torch.equal(chosen[kept], logits[kept])
+    # The host sums fp32 probabilities from the smallest up: the last token kept may differ.
+    assert (kept != (expected > -INF)).sum(-1).max() <= (1 if "p" in options else 0)
+    assert kept.any(-1).all()
+
+
+def test_keep_top_leaves_what_is_beside_the_logits(seeded: torch.Generator) -> None:
+    logits = guarded(3, 37, torch.float32, torch.randn(3, 37, generator=seeded))
+    keep_top(logits.rows, torch.tensor([3, 37, 1]).int(), None)
+    assert (logits.rows > -INF).sum(-1).tolist() == [3, 37, 1]
+    logits.assert_intact()
+
+
+def test_keep_top_refuses_other_shapes_and_dtypes() -> None:
+    logits = torch.zeros(2, 3)
+    with pytest.raises(TypeError, match="logits must be float32"):
+        keep_top(logits.double(), None, None)
+    with pytest.raises(ValueError, match="k has shape"):
+        keep_top(logits, torch.zeros(3).int(), None)
+    with pytest.raises(TypeError, match="p has dtype"):
+        keep_top(logits, None, torch.zeros(2).double())
