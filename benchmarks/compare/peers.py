@@ -5,6 +5,7 @@ To add one: an `Environment`, a runner that speaks `runners/protocol.py`, and an
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +53,6 @@ class Peer:
     environ: Environ = lambda _: {}
     engine: Callable[[Situation], dict[str, Any]] = lambda _: {}
     server: Callable[[Situation, Path], list[str]] | None = None
-    ready: str = "/health"
     # CPU flags without which a dtype is emulated or refused: measured only where one is there.
     needs_flag: dict[str, tuple[str, ...]] = field(default_factory=dict)
     by_default: bool = True
@@ -92,7 +92,6 @@ class Peer:
             "name": str(model),
             "server": self.server(situation, model),
             "environ": environ,
-            "ready": self.ready,
             "tokenizer": str(tokenizer),
             "client": str(client),
         }
@@ -113,13 +112,6 @@ def vllm_eager_server(situation: Situation, model: Path) -> list[str]:
     return [*vllm_server(situation, model), "--enforce-eager"]
 
 
-def llama_cpp_server(situation: Situation, model: Path) -> list[str]:
-    threads = str(situation.machine.threads)
-    command = [str(situation.python), "-m", "llama_cpp.server", "--model", str(model)]
-    command += ["--model_alias", str(model), "--n_ctx", str(CONTEXT), "--port", "{port}"]
-    return [*command, "--n_threads", threads, "--n_threads_batch", threads]
-
-
 def in_tree_default(_: Situation) -> dict[str, str]:
     # VLLM_PLUGINS: no platform plugin, should the environment be one that is given and has it.
     return {"VLLM_PLUGINS": "", "VLLM_TARGET_DEVICE": "cpu"}
@@ -128,7 +120,7 @@ def in_tree_default(_: Situation) -> dict[str, str]:
 def in_tree_best(situation: Situation) -> dict[str, str]:
     """Every core bound and none reserved, Intel's OpenMP and tcmalloc in front of the others."""
     prefix = situation.python.parent.parent
-    preload = [*prefix.glob("lib/libiomp5.so"), *find_tcmalloc()]
+    preload = [*prefix.glob("lib/libiomp5.so"), *find_tcmalloc(prefix)]
     return {
         **in_tree_default(situation),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
@@ -138,11 +130,12 @@ def in_tree_best(situation: Situation) -> dict[str, str]:
     }
 
 
-def find_tcmalloc() -> list[Path]:
-    """Debian's libtcmalloc-minimal4, or what other distributions call the same library."""
-    folders = [Path("/usr/lib"), Path("/usr/lib64"), *Path("/usr/lib").glob("*-linux-gnu")]
-    names = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
-    return [folder / name for name in names for folder in folders if (folder / name).exists()][:1]
+def find_tcmalloc(prefix: Path) -> list[Path]:
+    """The environment's own copy of Debian's libtcmalloc-minimal4, or the system's; or none."""
+    name = "libtcmalloc_minimal.so.4"
+    folders = ("debian/usr/lib/*", "/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib")
+    patterns = [str(prefix / folder / name) for folder in folders]
+    return [Path(path) for pattern in patterns for path in glob.glob(pattern)][:1]
 
 
 def ours(_: Situation) -> dict[str, str]:
@@ -211,6 +204,8 @@ PEERS = {
             in_tree_best,
             eager=True,
         ),
+        # Without its server, which cannot be measured by the same client: it answers one request at
+        # a time, refuses the client's request ids, and does not say how many tokens it has sent.
         Peer(
             "llama-cpp",
             "llama.cpp built for this CPU, all cores",
@@ -224,8 +219,6 @@ PEERS = {
                 "int4": "Q4_1",
             },
             ModelFiles.gguf,
-            server=llama_cpp_server,
-            ready="/v1/models",
         ),
         Peer(
             "openvino",

@@ -97,7 +97,7 @@ def greedy_table(summary: Summary) -> str:
     rows = []
     for (peer, dtype), result in summary.greedy.items():
         equal = common_prefix(result["tokens"], expected)
-        text = " ".join(result["text"].split()).replace("|", "\\|")
+        text = " ".join(result["text"].split())
         agrees = f"{equal} of {len(expected)}"
         rows.append([peer, short(dtype), agrees, text or f"tokens {result['tokens'][:8]}…"])
     head = f"tokens equal to {reference[0]} {short(reference[1])}"
@@ -107,8 +107,11 @@ def greedy_table(summary: Summary) -> str:
 def peer_table(summary: Summary) -> str:
     rows = []
     for peer in summary.peers:
-        versions = summary.versions.get(peer, {})
+        versions = dict(summary.versions.get(peer, {}))
         about = PEERS[peer].about if peer in PEERS else ""
+        preloaded = summary.environs.get(peer, {}).get("LD_PRELOAD", "")
+        if preloaded:
+            versions["preloaded"] = " ".join(path.split("/")[-1] for path in preloaded.split(":"))
         rows.append([peer, about, ", ".join(f"{name} {v}" for name, v in versions.items())])
     return table(["peer", "what", "versions"], rows)
 
@@ -118,7 +121,7 @@ def failure_table(summary: Summary) -> str:
     for (peer, dtype, what), reason in summary.failures.items():
         by_reason.setdefault((peer, dtype, reason), []).append(what)
     rows = [
-        [peer, short(dtype), ", ".join(works), reason.replace("|", "\\|")]
+        [peer, short(dtype), ", ".join(works), reason]
         for (peer, dtype, reason), works in by_reason.items()
     ]
     return table(["peer", "type", "work", "reason"], rows)
@@ -146,5 +149,6 @@ def short(dtype: str) -> str:
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    lines = [head, ["---"] * len(head), *escaped]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -86,6 +86,7 @@ class Summary:
     failures: dict[tuple[str, str, str], str]
     greedy: dict[tuple[str, str], dict[str, Any]]
     versions: dict[str, dict[str, str]]
+    environs: dict[str, dict[str, str]]
     probes: list[Limits]
     commits: list[str]
     times: list[str]
@@ -169,6 +170,7 @@ def summarize(model: str, records: Iterable[dict[str, Any]]) -> Summary:
             for record in mine
             if record.get("startup", {}).get("versions")
         },
+        environs={record["peer"]: record["environ"] for record in mine if "environ" in record},
         probes=[Limits(**probe) for record in mine for probe in record["limits"]],
         commits=unique(record["commit"] for record in mine),
         times=sorted(record["time"] for record in mine),

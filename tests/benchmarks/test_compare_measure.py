@@ -175,11 +175,11 @@ def test_turns_alternate_and_leave_out_what_is_done() -> None:
 
 def test_servers_take_turns_of_their_own_where_there_is_one() -> None:
     works = [Work.parse("prompt:4"), Work.parse("http:1:2:3")]
-    usable = [(PEERS["llama-cpp"], "float32"), (PEERS["transformers"], "float32")]
+    usable = [(PEERS[OURS], "float32"), (PEERS["transformers"], "float32")]
     found = [(t.peer.name, t.is_server, *map(str, t.works)) for t in turns(1, usable, works, set())]
     assert found == [
-        ("llama-cpp", False, "prompt:4"),
-        ("llama-cpp", True, "http:1:2:3"),
+        (OURS, False, "prompt:4"),
+        (OURS, True, "http:1:2:3"),
         ("transformers", False, "prompt:4"),
     ]
 

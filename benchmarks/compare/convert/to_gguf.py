@@ -72,7 +72,7 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, int]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, int]) -> None:
+def write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
     """The byte-level BPE of tokenizer.json; a checkpoint without one gets no vocabulary."""
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
@@ -87,8 +87,12 @@ def write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str,
     writer.add_token_list([text for text, _ in vocabulary])
     writer.add_token_types([control if text in special else normal for text, _ in vocabulary])
     writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    named = json.loads((checkpoint / "special_tokens_map.json").read_text())
+    ids = dict(vocabulary)
+    writer.add_bos_token_id(ids[named["bos_token"]])
+    writer.add_eos_token_id(ids[named["eos_token"]])
+    writer.add_pad_token_id(ids[named["pad_token"]])
+    writer.add_unk_token_id(ids[named["unk_token"]])
     writer.add_add_bos_token(False)
 
 
@@ -101,7 +105,7 @@ def main() -> None:
         gguf.LlamaFileType[f"MOSTLY_{type_name}" if type_name != "F32" else "ALL_F32"]
     )
     write_metadata(writer, config)
-    write_tokenizer(writer, checkpoint, config)
+    write_tokenizer(writer, checkpoint)
     for path in sorted(checkpoint.glob("*.safetensors")):
         for name, values in read_safetensors(path):
             gguf_name, values = gguf_tensor(name, values, config)

@@ -8,6 +8,7 @@ than llama.cpp's samplers, which first list all candidates.
 from __future__ import annotations
 
 import ctypes
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +33,11 @@ class LlamaCppEngine:
         self.context_shape = (0, 0)
         self.batch = self.c.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._use_context(1, self.context_tokens)
-        system = self.c.llama_print_system_info().decode()
-        self.versions = {"llama-cpp-python": self.c.__version__, "system": system}
+        built_for = re.findall(r"(\w+) = 1", self.c.llama_print_system_info().decode())
+        self.versions = {
+            "llama-cpp-python": self.c.__version__,
+            "built for": " ".join(built_for),
+        }
 
     def generate(self, prompts: list[list[int]], outputs: int) -> list[list[int]]:
         self._use_context(len(prompts), max(len(prompt) for prompt in prompts) + outputs)

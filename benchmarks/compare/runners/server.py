@@ -1,8 +1,7 @@
 """A peer's OpenAI-compatible server under `vllm bench serve`; no engine in this process.
 
 `settings["server"]` is the server's command with {port} in it, `settings["environ"]` what is added
-to its environment, `settings["client"]` an interpreter that has vLLM. Constructed means that the
-address `settings["ready"]` answers.
+to its environment, `settings["client"]` an interpreter that has vLLM. Constructed means healthy.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Server:
         """The caller bounds how long this may take."""
         while self.process.poll() is None:
             try:
-                urllib.request.urlopen(self.url + self.settings["ready"], timeout=5).close()
+                urllib.request.urlopen(self.url + "/health", timeout=5).close()
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
             else:
@@ -73,10 +72,9 @@ class Server:
             result = json.loads((Path(folder) / "result.json").read_text())
         if result["completed"] != requests:
             raise RuntimeError(f"{requests - result['completed']} of {requests} requests failed")
-        wrong = result["total_output_tokens"] != requests * outputs
-        if wrong:
-            expected = requests * outputs
-            raise RuntimeError(f"{result['total_output_tokens']} of {expected} tokens came")
+        came, expected = result["total_output_tokens"], requests * outputs
+        if came != expected:
+            raise RuntimeError(f"{came} of {expected} tokens came")
         return {name: result[name] for name in ("output_throughput", *METRICS)}
 
 
