@@ -110,7 +110,14 @@ class Measurement:
             for turn in all_turns:
                 if self._is_over():
                     return False
-                record = self._take(turn)
+                record = self._new_record(turn)
+                try:
+                    self._take(turn, record)
+                except KeyboardInterrupt:
+                    # What the process has given until now is not lost.
+                    if record["works"]:
+                        self.store.append({**record, "limits": [limits, limits]})
+                    raise
                 before, limits = limits, probe.ask({})
                 self.store.append({**record, "limits": [before, limits]})
                 if len(record["works"]) + len(record["failures"]) < len(turn.works):
@@ -120,16 +127,12 @@ class Measurement:
     def _is_over(self) -> bool:
         return time.monotonic() >= self.deadline
 
-    def _take(self, turn: Turn) -> dict[str, Any]:
-        peer = turn.peer
-        kind = "server" if turn.is_server else "engine"
-        self.say(f"round {turn.round}: {peer.name} {turn.dtype} {kind}")
-        shape = Shape.of_checkpoint(self.files.checkpoint())
-        record: dict[str, Any] = {
+    def _new_record(self, turn: Turn) -> dict[str, Any]:
+        return {
             "model": self.files.model.name,
-            "shape": vars(shape),
+            "shape": vars(Shape.of_checkpoint(self.files.checkpoint())),
             "round": turn.round,
-            "peer": peer.name,
+            "peer": turn.peer.name,
             "dtype": turn.dtype,
             "is_server": turn.is_server,
             "commit": self.commit,
@@ -137,16 +140,19 @@ class Measurement:
             "works": {},
             "failures": {},
         }
+
+    def _take(self, turn: Turn, record: dict[str, Any]) -> None:
+        kind = "server" if turn.is_server else "engine"
+        self.say(f"round {turn.round}: {turn.peer.name} {turn.dtype} {kind}")
         try:
-            self._measure(turn, shape, record)
+            self._measure(turn, record)
         except (RunnerError, SetupError) as error:
             for work in turn.works:
                 if str(work) not in record["works"]:
                     record["failures"].setdefault(str(work), str(error))
             self.say(f"  {error}")
-        return record
 
-    def _measure(self, turn: Turn, shape: Shape, record: dict[str, Any]) -> None:
+    def _measure(self, turn: Turn, record: dict[str, Any]) -> None:
         peer, model = turn.peer, self.files.model
         situation = Situation(self.machine, self.python(peer.environment), self.files, turn.dtype)
         environ = peer.environ(situation)
@@ -155,7 +161,7 @@ class Measurement:
             # The server gets them from its runner, and the client, which is ours, does not.
             runner_environ: dict[str, str] = {}
         else:
-            settings = peer.settings(situation, shape.vocab_size)
+            settings = peer.settings(situation, record["shape"]["vocab_size"])
             runner_environ = environ
         record |= {"settings": settings, "environ": environ}
         script = "server.py" if turn.is_server else peer.runner
