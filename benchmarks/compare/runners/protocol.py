@@ -98,7 +98,10 @@ class Bench:
     def decode(self, inputs: int, outputs: int) -> float:
         """Tokens per second of one request after its first token."""
         first = self.seconds(1, inputs, 1)
-        return (outputs - 1) / (self.seconds(1, inputs, outputs) - first)
+        rest = self.seconds(1, inputs, outputs) - first
+        if rest <= 0:
+            raise ValueError(f"one token took as long as {outputs}: ask for more or for less noise")
+        return (outputs - 1) / rest
 
     def prompt(self, inputs: int) -> float:
         """Prompt tokens per second until the first token is out."""
