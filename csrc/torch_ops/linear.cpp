@@ -6,6 +6,7 @@
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
 #include "torch_ops/views.h"
+#include "torch_ops/weight_memory.h"
 
 namespace cpu_backend {
 namespace {
@@ -116,7 +117,7 @@ int64_t create_linear(const at::Tensor& weight, int64_t) {
   const int64_t n = weight.size(1);
   const KernelTable& table = kernels();
   auto linear = std::make_unique<PackedLinear>();
-  linear->packed = at::empty({table.packed_elements(dtype, n, k)}, weight.options());
+  linear->packed = WeightMemory::allocate(table.packed_elements(dtype, n, k), weight.options());
   linear->dtype = weight.scalar_type();
   linear->n = n;
   linear->k = k;
