@@ -5,6 +5,9 @@
 #include "core/slice.h"
 #include "core/view.h"
 
+// Inlined always: an out-of-line copy of a member would be shared between instruction sets.
+#define CPU_BACKEND_MEMBER inline __attribute__((always_inline))
+
 namespace cpu_backend {
 
 // What stands beside the scale of a group; q is the unsigned code of a weight.
@@ -16,12 +19,12 @@ enum class ZeroKind : int {
 
 // How activations become integers before they meet the codes.
 enum class Activations : int {
-  kInt16,         // per row and segment: scale = max|x| / 32767
-  kInt8,          // per row and segment: scale = max|x| / 127
-  kInt8Token,     // per row: scale = max|x| / 127
-  kInt8TokenAzp,  // per row, asymmetric: scale = (max - min) / 255
-  kInt8Static,    // one scale for all rows
-  kInt8StaticAzp, // one scale and one zero point for all rows
+  kInt16,          // per row and segment: scale = max|x| / 32767
+  kInt8,           // per row and segment: scale = max|x| / 127
+  kInt8Token,      // per row: scale = max|x| / 127
+  kInt8TokenAzp,   // per row, asymmetric: scale = (max - min) / 255
+  kInt8Static,     // one scale for all rows
+  kInt8StaticAzp,  // one scale and one zero point for all rows
 };
 
 // Shape and format of a packed weight [n, k].
@@ -38,24 +41,28 @@ struct QuantLayout {
   int64_t n, k;
   int64_t group;  // channels that share a scale, 1 to k; the last group may be shorter
 
-  int64_t groups() const { return ceil_div(k, group); }
-  int64_t group_steps() const { return ceil_div(group, kStep); }
-  int64_t last_group() const { return k - (groups() - 1) * group; }
-  int64_t steps() const { return (groups() - 1) * group_steps() + ceil_div(last_group(), kStep); }
+  CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(k, group); }
+  CPU_BACKEND_MEMBER int64_t group_steps() const { return ceil_div(group, kStep); }
+  CPU_BACKEND_MEMBER int64_t last_group() const { return k - (groups() - 1) * group; }
+  CPU_BACKEND_MEMBER int64_t steps() const {
+    return (groups() - 1) * group_steps() + ceil_div(last_group(), kStep);
+  }
 
   // A segment is the piece of a group whose activations share a scale.  Where the scale belongs to
   // the row it is the whole group: a product over all of k is then one integer.
-  bool scale_per_segment() const {
+  CPU_BACKEND_MEMBER bool scale_per_segment() const {
     return activations == Activations::kInt16 || activations == Activations::kInt8;
   }
-  int64_t segment_steps() const {
+  CPU_BACKEND_MEMBER int64_t segment_steps() const {
     const int64_t whole = group_steps();
     return scale_per_segment() && whole > kSegmentSteps ? kSegmentSteps : whole;
   }
-  int64_t segments_of(int64_t channels) const {
+  CPU_BACKEND_MEMBER int64_t segments_of(int64_t channels) const {
     return ceil_div(ceil_div(channels, kStep), segment_steps());
   }
-  int64_t segments() const { return (groups() - 1) * segments_of(group) + segments_of(last_group()); }
+  CPU_BACKEND_MEMBER int64_t segments() const {
+    return (groups() - 1) * segments_of(group) + segments_of(last_group());
+  }
 };
 
 // Where the codes of an unpacked weight lie.
@@ -86,11 +93,11 @@ struct QuantRowsArgs {
   QuantLayout layout;
   ConstData x;  // [m, channels] of the storage type
   int64_t x_stride;
-  int64_t channels_in;          // columns of x
-  const int32_t* channels;      // as in QuantPackArgs
-  const float* static_scale;    // kInt8Static*
-  const int32_t* static_zero;   // kInt8StaticAzp
-  Data rows;                    // [m][quant_row_bytes]
+  int64_t channels_in;         // columns of x
+  const int32_t* channels;     // as in QuantPackArgs
+  const float* static_scale;   // kInt8Static*
+  const int32_t* static_zero;  // kInt8StaticAzp
+  Data rows;                   // [m][quant_row_bytes]
 };
 
 // The caller's int8 codes in the place of the integers above.
@@ -118,3 +125,5 @@ struct QuantGemmArgs {
 };
 
 }  // namespace cpu_backend
+
+#undef CPU_BACKEND_MEMBER

@@ -22,7 +22,7 @@ CPU_BACKEND_INLINE VecI round_to_int(Vec x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   return (VecI)(as_bits(x + kRound) - 0x4b400000u);
 }
-CPU_BACKEND_INLINE Vec to_float(VecI x) { return __builtin_convertvector(x, Vec); }
+CPU_BACKEND_INLINE Vec from_int(VecI x) { return __builtin_convertvector(x, Vec); }
 
 // Computes x here and now.  GCC likes to collect integer additions of several steps at their end,
 // which takes more registers than there are: half of the speed of the register tiles.
@@ -46,8 +46,8 @@ CPU_BACKEND_INLINE VecI dot_pairs(VecI sum, VecI a, VecI b) {
   return settled(sum + (VecI)_mm256_madd_epi16((__m256i)a, (__m256i)b));
 #elif defined(__aarch64__)
   const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
-  return settled(sum + (VecI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)),
-                                        vmull_high_s16(x, y)));
+  return settled(
+      sum + (VecI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 #else
   const VecU low = (VecU)((a << 16) >> 16) * (VecU)((b << 16) >> 16);
   return (VecI)((VecU)sum + low + (VecU)(a >> 16) * (VecU)(b >> 16));

@@ -99,8 +99,7 @@ CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows>& tile, const char* a, int
           int32_t x;
           __builtin_memcpy(&x, a + r * a_stride + 4 * half, 4);
           const VecI four = broadcast(x);
-          for (int v = 0; v < kPanelVecs; ++v)
-            sums[r][v] = dot_quads(sums[r][v], four, quads[v]);
+          for (int v = 0; v < kPanelVecs; ++v) sums[r][v] = dot_quads(sums[r][v], four, quads[v]);
         }
       }
     }
@@ -132,16 +131,12 @@ struct TileRows {
   int64_t stride;  // in bytes, a multiple of 4
 };
 
-// What the dot product of a segment starts from: minus zero * sum.
+// What the dot product of a segment starts from: minus zero * sum; with kOffset, zero.
 template <int kRows>
-CPU_BACKEND_INLINE void start_tile(const QuantLayout& layout, const char* group,
-                                   const TileRows& a, IntTile<kRows>& tile) {
+CPU_BACKEND_INLINE void start_tile(const QuantLayout& layout, const char* group, const TileRows& a,
+                                   IntTile<kRows>& tile) {
   const int64_t stride = a.stride / 4;
   switch (layout.zero) {
-    case ZeroKind::kOffset:
-      for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kPanelVecs; ++v) tile.sum[r][v] = VecI{};
-      return;
     case ZeroKind::kMiddle:
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kPanelVecs; ++v)
@@ -155,6 +150,8 @@ CPU_BACKEND_INLINE void start_tile(const QuantLayout& layout, const char* group,
           tile.sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(-a.sums[r * stride]));
       }
       return;
+    case ZeroKind::kOffset:
+      return;
   }
 }
 
@@ -167,7 +164,7 @@ CPU_BACKEND_INLINE void add_tile(const QuantLayout& layout, const char* group, c
     const Vec scale = load_scale(layout.scale_type, group, v);
     for (int r = 0; r < kRows; ++r) {
       float* at = block + r * kPanelWidth;
-      store(at, load(at) + to_float(tile.sum[r][v]) * a.scales[r * stride] * scale);
+      store(at, load(at) + from_int(tile.sum[r][v]) * a.scales[r * stride] * scale);
     }
     if (layout.zero != ZeroKind::kOffset) continue;
     const Vec zero = load_scale(layout.scale_type, group + scale_bytes(layout), v);
@@ -196,7 +193,7 @@ void quant_tile(const QuantGemmArgs& args, int64_t row, const char* panel, float
     const uint32_t* codes = reinterpret_cast<const uint32_t*>(group + group_head_bytes(layout));
     for (int64_t left = ceil_div(channels, QuantLayout::kStep); left > 0; left -= segment) {
       const int64_t steps = left < segment ? left : segment;
-      IntTile<kRows> tile;
+      IntTile<kRows> tile{};
       start_tile(layout, group, a, tile);
       if constexpr (kQuads) {
         dot_steps_quads<kBits>(tile, a.codes, a.stride, codes, steps);

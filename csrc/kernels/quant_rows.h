@@ -107,8 +107,8 @@ struct Range {
 
 // How codes are made: round(x * factor) or round(x / divisor), clamped.
 struct Rounding {
-  float scale;    // what one code is worth
-  float factor;   // used unless 0
+  float scale;   // what one code is worth
+  float factor;  // used unless 0
   float divisor;
   float lowest, highest;
 
@@ -136,9 +136,8 @@ CPU_BACKEND_INLINE void load_channels(const QuantRowsArgs& args, const T* x, int
     }
     return;
   }
-  for_each_vector(n, [&](int64_t i, int lanes) CPU_BACKEND_LAMBDA {
-    store(values + i, load_n(x + k + i, lanes));
-  });
+  for_each_vector(n, [&](int64_t i, int lanes)
+                         CPU_BACKEND_LAMBDA { store(values + i, load_n(x + k + i, lanes)); });
 }
 
 static inline Range range_of(const float* values) {
@@ -158,9 +157,8 @@ Rounding row_rounding(const QuantRowsArgs& args, const T* x) {
       break;
   }
   Range range;
-  for_each_vector(args.channels_in, [&](int64_t i, int lanes) CPU_BACKEND_LAMBDA {
-    range.add(load_n(x + i, lanes));
-  });
+  for_each_vector(args.channels_in, [&](int64_t i, int lanes)
+                                        CPU_BACKEND_LAMBDA { range.add(load_n(x + i, lanes)); });
   const float magnitude = range.max_magnitude();
   if (args.layout.activations == Activations::kInt8Token || !(magnitude > 0.0f)) {
     return Rounding::by_scale(magnitude / 127.0f, 0.0f);
@@ -196,8 +194,7 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           if (per_segment) {
             rounding = Rounding::by_magnitude(range_of(values).max_magnitude(), highest);
           }
-          for (int i = 0; i < kBlock; i += kLanes)
-            store_raw(codes + i, rounding(load(values + i)));
+          for (int i = 0; i < kBlock; i += kLanes) store_raw(codes + i, rounding(load(values + i)));
           const int64_t size = round_up(n, QuantLayout::kStep);
           sum += store_codes(codes, size, quads, row.codes);
           row.codes += size * (quads ? 1 : 2);
