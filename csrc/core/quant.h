@@ -100,6 +100,16 @@ struct QuantRowsArgs {
   Data rows;                   // [m][quant_row_bytes]
 };
 
+// x [rows, size] as int8 codes [rows, size]; scales and zeros are read when static, else written.
+struct Int8RowsArgs {
+  ConstData x;
+  int64_t x_stride, size;
+  bool is_static;
+  float* scales;   // [rows], static: [1]
+  int32_t* zeros;  // the same, or null: symmetric
+  int8_t* codes;
+};
+
 // The caller's int8 codes in the place of the integers above.
 struct QuantGivenArgs {
   QuantLayout layout;

@@ -35,6 +35,7 @@ struct KernelTable {
   int64_t (*quant_row_bytes)(const QuantLayout&);
   void (*pack_quant)(const QuantPackArgs&, Slice panels);
   void (*quantize_rows)(DType, const QuantRowsArgs&, Slice rows);
+  void (*int8_rows)(DType, const Int8RowsArgs&, Slice rows);
   void (*quantize_given)(const QuantGivenArgs&, Slice rows);
   void (*quant_gemm)(DType, const QuantGemmArgs&, Slice rows, Slice panels, float* scratch);
 

@@ -206,6 +206,50 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
   }
 }
 
+// The host's own int8 activations: codes with their scale, and zero point, per row.
+//
+// Static: scale and zero are given, one for all rows.  Dynamic: symmetric scale = max|x| / 127, or
+// asymmetric scale = (max - min) / 255 and zero = round(-128 - min / scale); unlike above, the
+// range need not reach zero, so zero may be any integer.
+template <class T>
+void int8_rows(const Int8RowsArgs& args, Slice rows) {
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = static_cast<const T*>(args.x) + r * args.x_stride;
+    float scale = args.is_static ? *args.scales : 1.0f;
+    float zero = args.is_static && args.zeros ? static_cast<float>(*args.zeros) : 0.0f;
+    if (!args.is_static) {
+      const float first = cpu_backend::to_float(x[0]);
+      Vec low = broadcast(first);
+      Vec high = low;
+      for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+        Vec v = load_n(x + i, n);
+        if (n < kLanes) v = select(lane_index(0) < n, v, broadcast(first));
+        low = min(low, v);
+        high = max(high, v);
+      });
+      const float least = -max_lanes(-low);
+      const float most = max_lanes(high);
+      scale = args.zeros ? (most - least) / 255.0f : (-least > most ? -least : most) / 127.0f;
+      if (args.zeros && scale > 0.0f) {
+        const float limit = 2147483520.0f;  // the largest float below 2^31
+        zero = __builtin_rintf(-128.0f - least / scale);
+        zero = zero > limit ? limit : zero < -limit ? -limit : zero;
+      }
+      args.scales[r] = scale;
+      if (args.zeros) args.zeros[r] = static_cast<int32_t>(zero);
+    }
+    const float divisor = scale > 0.0f ? scale : 1.0f;
+    for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      const Vec y = load_n(x + i, n) / divisor;
+      const Vec near = select(abs(y) < 4194304.0f, from_int(round_to_int(y)), y);
+      const Vec code = near + zero;
+      const VecI whole = round_to_int(max(min(code, broadcast(127.0f)), broadcast(-128.0f)));
+      for (int lane = 0; lane < n; ++lane)
+        args.codes[r * args.size + i + lane] = static_cast<int8_t>(whole[lane]);
+    });
+  }
+}
+
 // Rows of codes that the caller has; the layout's activations say how they are kept.
 static inline void quantize_given(const QuantGivenArgs& args, Slice rows) {
   const QuantLayout& layout = args.layout;
