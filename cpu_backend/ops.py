@@ -164,11 +164,20 @@ class PackedLinear:
     """
 
     def __init__(self, weight: torch.Tensor, float_output: bool = False) -> None:
-        self.out_features = weight.shape[0]
+        handle = torch.ops._C.create_onednn_mm_handler(weight.t(), 0)
+        self._own(handle, weight.shape[0], float_output)
+
+    def _own(self, handle: int, out_features: int, float_output: bool) -> None:
+        self._handle = handle
+        self.out_features = out_features
         self._float_output = float_output
         self._release = torch.ops._C.release_dnnl_matmul_handler.default
         self._linear = torch.ops.cpu_backend.linear.default
-        self._handle: int = torch.ops._C.create_onednn_mm_handler(weight.t(), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight, scales included."""
+        return int(torch.ops.cpu_backend.packed_bytes(self._handle))
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
@@ -187,3 +196,80 @@ class PackedLinear:
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", 0):
             self._release(handle)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The integer codes of a weight as a checkpoint has them.
+
+    order: "bytes", uint8 or int8 [out, in]; "words_of_k", int32 [out, words], a stream of bits
+    along in_features, lowest first; "words_of_n" and "words_of_n_awq", int32 [in, words], along
+    out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.  add: what turns a
+    code into the kept, unsigned one: 128 for int8, 8 for -8 ... 7, 2^(kept - 1) - 2^(bits - 1)
+    for the narrower codes of a symmetric scheme.
+    """
+
+    tensor: torch.Tensor
+    order: str
+    bits: int
+    add: int = 0
+
+
+@dataclass(frozen=True)
+class GroupScales:
+    """What a group of ``size`` input channels and a column share.
+
+    scales [groups, out] of float32, bfloat16 or float16, kept as they are.  The weight is
+    scale * (code - zero) with ``zeros`` (whole numbers, same shape and dtype), scale * code + zero
+    with ``offsets`` as well, and scale * (code - 8), or 128, without.
+    channels: int32, the input channel of each position of the groups in turn, or -1 for none;
+    only for weights whose groups are not neighbours (act-order).
+    """
+
+    scales: torch.Tensor
+    size: int
+    zeros: torch.Tensor | None = None
+    offsets: bool = False
+    channels: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Activations:
+    """How activations become integers; the names are those of csrc/core/quant.h.
+
+    "int16" and "int8": per row and up to 128 channels of a group, for weight-only schemes;
+    "int8_token", "int8_token_azp": per row; "int8_static", "int8_static_azp": as given here.
+    """
+
+    kind: str = "int16"
+    scale: float = 1.0
+    zero: int = 0
+
+
+class QuantizedLinear(PackedLinear):
+    """A linear weight of integer codes, multiplied as it is."""
+
+    def __init__(
+        self,
+        codes: Codes,
+        groups: GroupScales,
+        in_features: int,
+        activations: Activations = Activations(),
+        float_output: bool = False,
+    ) -> None:
+        handle = torch.ops.cpu_backend.pack_quantized(
+            codes.tensor,
+            codes.order,
+            codes.bits,
+            codes.add,
+            in_features,
+            groups.scales,
+            groups.zeros,
+            groups.offsets,
+            groups.channels,
+            groups.size,
+            activations.kind,
+            activations.scale,
+            activations.zero,
+        )
+        self._own(handle, groups.scales.shape[1], float_output)

@@ -5,6 +5,9 @@
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/norm.h"
+#include "kernels/quant_gemm.h"
+#include "kernels/quant_pack.h"
+#include "kernels/quant_rows.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
 #include "kernels/top_tokens.h"
@@ -63,6 +66,20 @@ const KernelTable kTable = {
     },
     [](DType type, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows) {
       with_type(type, [&](auto t) { to_float_rows<decltype(t)>(x, x_stride, y, size, rows); });
+    },
+    quant_scratch_floats(),
+    quant_packed_bytes,
+    quant_row_bytes,
+    pack_quant,
+    [](DType type, const QuantRowsArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { quantize_rows<decltype(t)>(args, rows); });
+    },
+    [](DType type, const Int8RowsArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { int8_rows<decltype(t)>(args, rows); });
+    },
+    quantize_given,
+    [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
+      with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });
     },
     [](DType type, const void* x, int64_t size) {
       return with_type(

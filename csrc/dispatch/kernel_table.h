@@ -4,6 +4,7 @@
 // is what the kernel of the same name in kernels/ documents.
 #pragma once
 
+#include "core/quant.h"
 #include "core/slice.h"
 #include "core/view.h"
 
@@ -29,6 +30,15 @@ struct KernelTable {
   void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
   void (*to_float_rows)(DType, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows);
+
+  int64_t quant_scratch_floats;
+  int64_t (*quant_packed_bytes)(const QuantLayout&);
+  int64_t (*quant_row_bytes)(const QuantLayout&);
+  void (*pack_quant)(const QuantPackArgs&, Slice panels);
+  void (*quantize_rows)(DType, const QuantRowsArgs&, Slice rows);
+  void (*int8_rows)(DType, const Int8RowsArgs&, Slice rows);
+  void (*quantize_given)(const QuantGivenArgs&, Slice rows);
+  void (*quant_gemm)(DType, const QuantGemmArgs&, Slice rows, Slice panels, float* scratch);
 
   int64_t (*argmax_row)(DType, const void* x, int64_t size);
   int64_t (*gumbel_argmax_row)(DType, const void* x, int64_t size, uint64_t seed);

@@ -3,6 +3,7 @@
 namespace cpu_backend {
 
 #if defined(__x86_64__)
+extern const KernelTable* const k_avx512_vnni_table;
 extern const KernelTable* const k_avx512_table;
 extern const KernelTable* const k_avx2_table;
 #elif defined(__aarch64__)
@@ -24,6 +25,7 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 }  // namespace
@@ -31,6 +33,7 @@ bool has_avx512() {
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {
 #if defined(__x86_64__)
+      {"avx512_vnni", k_avx512_vnni_table, has_avx512_vnni()},
       {"avx512", k_avx512_table, has_avx512()},
       {"avx2", k_avx2_table, has_avx2()},
 #elif defined(__aarch64__)

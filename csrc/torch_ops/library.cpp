@@ -75,6 +75,19 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
   define(m, "create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int", create_linear);
   define(m, "onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()", onednn_mm);
   define(m, "release_dnnl_matmul_handler(int handler) -> ()", release_linear, kNoDevice);
+  define(m,
+         "create_onednn_scaled_mm_handler(Tensor b, Tensor b_scales, ScalarType output_type, "
+         "bool dynamic_act_quant, bool use_azp, int primitive_cache_size) -> int",
+         create_scaled_linear);
+  define(m,
+         "onednn_scaled_mm(Tensor! c, Tensor a, Tensor a_scales, Tensor? azp, Tensor? azp_adj, "
+         "Tensor? bias, Tensor handler_tensor) -> ()",
+         onednn_scaled_mm);
+  define(m, "static_scaled_int8_quant(Tensor! out, Tensor input, Tensor scale, Tensor? azp) -> ()",
+         static_scaled_int8_quant);
+  define(m,
+         "dynamic_scaled_int8_quant(Tensor! out, Tensor input, Tensor! scale, Tensor!? azp) -> ()",
+         dynamic_scaled_int8_quant);
   define(m, "is_onednn_acl_supported() -> bool", no_acl, kNoDevice);
 
   define(m,
@@ -130,6 +143,12 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.impl("packed_rows", torch::dispatch(c10::DispatchKey::CPU, packed_rows));
   m.def("keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()");
   m.impl("keep_top_", torch::dispatch(c10::DispatchKey::CPU, keep_top));
+  m.def(
+      "pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, "
+      "Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, "
+      "float static_scale, int static_zero) -> int");
+  m.impl("pack_quantized", torch::dispatch(c10::DispatchKey::CPU, pack_quantized));
+  m.def("packed_bytes(int handle) -> int", packed_bytes);
   m.def("bind_threads(int[] cpus) -> bool", bind_threads);
   m.def("set_num_threads(int threads) -> ()", set_num_threads);
   m.def("bind_memory(int[] nodes) -> str", bind_memory);

@@ -1,21 +1,23 @@
-// Unquantized linear layers behind the host's three names for it.
+// Linear layers: packing and running unquantized weights, behind the host's three names for it, and
+// the one op that runs any packed weight (quantized ones: quant_linear.cpp).
 //
 // The host packs a weight once ("create"), keeps the number it gets, frees its own copy and calls
 // with activations from then on.  The names say oneDNN because the host's own code does; what runs
 // here is this project's packed GEMM (kernels/gemm.h).
 #include "torch_ops/ops.h"
+#include "torch_ops/packed_linear.h"
 #include "torch_ops/parallel.h"
 #include "torch_ops/views.h"
 #include "torch_ops/weight_memory.h"
 
 namespace cpu_backend {
-namespace {
 
-struct PackedLinear {
-  at::Tensor packed;
-  at::ScalarType dtype;
-  int64_t n, k;
-};
+const PackedLinear& packed_linear(int64_t handle) {
+  TORCH_CHECK_VALUE(handle != 0, "this linear layer has no packed weight.");
+  return *reinterpret_cast<const PackedLinear*>(handle);
+}
+
+namespace {
 
 constexpr int64_t kCacheBytes = 256 * 1024;  // what a thread may count on in L2, half of it
 
@@ -55,15 +57,10 @@ at::Tensor as_matrix(const at::Tensor& x) {
   return flat;
 }
 
-const PackedLinear& packed_linear(int64_t handle) {
-  TORCH_CHECK_VALUE(handle != 0, "this linear layer has no packed weight.");
-  return *reinterpret_cast<const PackedLinear*>(handle);
-}
-
 void run_linear(const PackedLinear& weight, const at::Tensor& a,
                 const std::optional<at::Tensor>& bias, const at::Tensor& c) {
-  TORCH_CHECK_TYPE(a.scalar_type() == weight.dtype, "activations have dtype ", a.scalar_type(),
-                   " but the weight was packed as ", weight.dtype, ".");
+  TORCH_CHECK_TYPE(weight.quantized || a.scalar_type() == weight.dtype, "activations have dtype ",
+                   a.scalar_type(), " but the weight was packed as ", weight.dtype, ".");
   const bool float_output = c.scalar_type() == at::kFloat;
   if (!float_output) check_same_dtype(c, "output", a, "input");
   TORCH_CHECK_VALUE(a.dim() == 2 && a.size(1) == weight.k, "input has shape ", a.sizes(),
@@ -80,6 +77,7 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
   }
   if (m == 0) return;
   const DType dtype = dtype_of(a, "input");
+  if (weight.quantized) return run_quantized(weight, a, bias, c);
   const at::Tensor source = as_float_rows(a, dtype);
   const GemmArgs args{source.const_data_ptr<float>(),
                       source.stride(0),
@@ -146,6 +144,7 @@ at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
 
 at::Tensor packed_rows(const at::Tensor& ids, int64_t handle) {
   const PackedLinear& weight = packed_linear(handle);
+  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized, "rows of a quantized weight cannot be read.");
   typed_data<int64_t>(ids, "ids");
   at::DimVector shape(ids.sizes());
   shape.push_back(weight.k);

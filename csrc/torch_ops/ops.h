@@ -37,6 +37,23 @@ at::Tensor packed_rows(const at::Tensor& ids, int64_t handle);
 at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
                   const OptionalTensor& bias, bool float_output);
 
+// quant_linear.cpp
+int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
+                       int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
+                       bool zeros_are_offsets, const OptionalTensor& channels, int64_t group,
+                       const std::string& activations, double static_scale, int64_t static_zero);
+int64_t packed_bytes(int64_t handle);
+int64_t create_scaled_linear(const at::Tensor& b, const at::Tensor& b_scales,
+                             at::ScalarType output_type, bool dynamic_act_quant, bool use_azp,
+                             int64_t primitive_cache_size);
+void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_scales,
+                      const OptionalTensor& azp, const OptionalTensor& azp_adj,
+                      const OptionalTensor& bias, const at::Tensor& handle);
+void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at::Tensor& scale,
+                              const OptionalTensor& azp);
+void dynamic_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, at::Tensor& scale,
+                               const OptionalTensor& azp);
+
 // attention.cpp
 at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t num_heads_kv,
                                   int64_t head_dim, const at::Tensor& seq_lens,

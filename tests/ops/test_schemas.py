@@ -24,6 +24,9 @@ str kv_cache_dtype="auto") -> ()
 cpu_attn_reshape_and_cache(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, \
 Tensor slot_mapping, str isa, float k_scale=1., float v_scale=1., str kv_cache_dtype="auto") -> ()
 create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int
+create_onednn_scaled_mm_handler(Tensor b, Tensor b_scales, ScalarType output_type, \
+bool dynamic_act_quant, bool use_azp, int primitive_cache_size) -> int
+dynamic_scaled_int8_quant(Tensor! out, Tensor input, Tensor! scale, Tensor!? azp) -> ()
 fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()
 fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor
 gelu_and_mul(Tensor! out, Tensor input) -> ()
@@ -40,17 +43,24 @@ init_cpu_memory_env(SymInt[] node_ids) -> ()
 is_onednn_acl_supported() -> bool
 mul_and_silu(Tensor! out, Tensor input) -> ()
 onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()
+onednn_scaled_mm(Tensor! c, Tensor a, Tensor a_scales, Tensor? azp, Tensor? azp_adj, \
+Tensor? bias, Tensor handler_tensor) -> ()
 release_dnnl_matmul_handler(int handler) -> ()
 rms_norm(Tensor! out, Tensor input, Tensor? weight, float epsilon) -> ()
 rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, \
 Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()
 silu_and_mul(Tensor! out, Tensor input) -> ()
+static_scaled_int8_quant(Tensor! out, Tensor input, Tensor scale, Tensor? azp) -> ()
 """
 OWN = """
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 describe() -> str
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
+pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \
+Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, \
+float static_scale, int static_zero) -> int
+packed_bytes(int handle) -> int
 set_num_threads(int threads) -> ()
 """
 

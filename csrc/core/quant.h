@@ -1,0 +1,139 @@
+// What the quantized kernels are given: plain data, like core/view.h.  The packed layout is in
+// kernels/quant_pack.h, the form of quantized activations in kernels/quant_rows.h.
+#pragma once
+
+#include "core/slice.h"
+#include "core/view.h"
+
+// Inlined always: an out-of-line copy of a member would be shared between instruction sets.
+#define CPU_BACKEND_MEMBER inline __attribute__((always_inline))
+
+namespace cpu_backend {
+
+// What stands beside the scale of a group; q is the unsigned code of a weight.
+enum class ZeroKind : int {
+  kMiddle,  // nothing: weight = scale * (q - 2^(bits - 1))
+  kPoint,   // a whole number: weight = scale * (q - zero), 0 <= zero <= 2^bits
+  kOffset,  // any number: weight = scale * q + zero
+};
+
+// How activations become integers before they meet the codes.
+enum class Activations : int {
+  kInt16,          // per row and segment: scale = max|x| / 32767
+  kInt8,           // per row and segment: scale = max|x| / 127
+  kInt8Token,      // per row: scale = max|x| / 127
+  kInt8TokenAzp,   // per row, asymmetric: scale = (max - min) / 255
+  kInt8Static,     // one scale for all rows
+  kInt8StaticAzp,  // one scale and one zero point for all rows
+};
+
+// Shape and format of a packed weight [n, k].
+struct QuantLayout {
+  // Codes are stored in steps of so many channels; each group starts with a new step.
+  static constexpr int64_t kStep = 8;
+  // At most so many steps of 16-bit activations and 8-bit codes sum to less than 2^31.
+  static constexpr int64_t kSegmentSteps = 16;
+
+  int bits;  // 4 or 8
+  ZeroKind zero;
+  DType scale_type;  // of scales and zeros, as stored
+  Activations activations;
+  int64_t n, k;
+  int64_t group;  // channels that share a scale, 1 to k; the last group may be shorter
+
+  CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(k, group); }
+  CPU_BACKEND_MEMBER int64_t group_steps() const { return ceil_div(group, kStep); }
+  CPU_BACKEND_MEMBER int64_t last_group() const { return k - (groups() - 1) * group; }
+  CPU_BACKEND_MEMBER int64_t steps() const {
+    return (groups() - 1) * group_steps() + ceil_div(last_group(), kStep);
+  }
+
+  // A segment is the piece of a group whose activations share a scale.  Where the scale belongs to
+  // the row it is the whole group: a product over all of k is then one integer.
+  CPU_BACKEND_MEMBER bool scale_per_segment() const {
+    return activations == Activations::kInt16 || activations == Activations::kInt8;
+  }
+  CPU_BACKEND_MEMBER int64_t segment_steps() const {
+    const int64_t whole = group_steps();
+    return scale_per_segment() && whole > kSegmentSteps ? kSegmentSteps : whole;
+  }
+  CPU_BACKEND_MEMBER int64_t segments_of(int64_t channels) const {
+    return ceil_div(ceil_div(channels, kStep), segment_steps());
+  }
+  CPU_BACKEND_MEMBER int64_t segments() const {
+    return (groups() - 1) * segments_of(group) + segments_of(last_group());
+  }
+};
+
+// Where the codes of an unpacked weight lie.
+enum class CodeOrder : int {
+  kBytes,        // one code per byte, of column n and channel k at n * n_stride + k * k_stride
+  kWordsOfK,     // per column a stream of bits along k in 32-bit words, lowest bits first
+  kWordsOfN,     // per channel a stream of bits along n
+  kWordsOfNAwq,  // the same with the eight codes of each word in the order 0 2 4 6 1 3 5 7
+};
+
+struct QuantPackArgs {
+  QuantLayout layout;
+  CodeOrder order;
+  int source_bits;  // 2 to 8, at most layout.bits
+  int add;          // to each code: what moves its middle, or its lowest value, to where q has it
+  ConstData codes;
+  int64_t n_stride, k_stride;  // in bytes or words; along a stream, the distance of its words
+  const int32_t* channels;     // the source channel of each k, or -1 for none; null: k itself
+  ConstData scales;            // [groups, n], of layout.scale_type
+  int64_t scale_group_stride, scale_n_stride;
+  ConstData zeros;  // the same, with kPoint and kOffset
+  int64_t zero_group_stride, zero_n_stride;
+  Data packed;
+};
+
+// Turns rows of activations into the integers that quant_gemm() reads.
+struct QuantRowsArgs {
+  QuantLayout layout;
+  ConstData x;  // [m, channels] of the storage type
+  int64_t x_stride;
+  int64_t channels_in;         // columns of x
+  const int32_t* channels;     // as in QuantPackArgs
+  const float* static_scale;   // kInt8Static*
+  const int32_t* static_zero;  // kInt8StaticAzp
+  Data rows;                   // [m][quant_row_bytes]
+};
+
+// x [rows, size] as int8 codes [rows, size]; scales and zeros are read when static, else written.
+struct Int8RowsArgs {
+  ConstData x;
+  int64_t x_stride, size;
+  bool is_static;
+  float* scales;   // [rows], static: [1]
+  int32_t* zeros;  // the same, or null: symmetric
+  int8_t* codes;
+};
+
+// The caller's int8 codes in the place of the integers above.
+struct QuantGivenArgs {
+  QuantLayout layout;
+  const int8_t* codes;  // [m, k]
+  int64_t codes_stride;
+  const float* scales;  // [m] or, with scale_stride 0, one
+  int64_t scale_stride;
+  Data rows;
+};
+
+// c[m][n] = quantized a[m][k] * weight^T + row_shift[m] * column_shift[n] + bias[n]
+struct QuantGemmArgs {
+  QuantLayout layout;
+  ConstData rows;  // of quantize_rows()
+  ConstData packed;
+  const float* row_shift;     // [m] or null
+  const float* column_shift;  // [n]
+  ConstData bias;             // [n] of the type of c, or null
+  Data c;
+  int64_t c_stride;
+  bool float_output;
+  int64_t m;
+};
+
+}  // namespace cpu_backend
+
+#undef CPU_BACKEND_MEMBER

@@ -1,0 +1,93 @@
+// Integer dot products inside 32-bit lanes: what the quantized kernels need beyond isa/vec.h.
+//
+// pairs   a lane holds two signed 16-bit numbers; sums are exact modulo 2^32.
+// quads   a lane holds four 8-bit numbers, signed activations against unsigned codes.  Sums go
+//         through a QuadSum, which some targets keep in 16 bits: with codes below 16 it holds
+//         kQuadChain of them, then add_quad_sum() must empty it.  Larger codes are allowed where
+//         kQuads8.
+// Bytes and halves are counted by value (shifts), so lanes mean the same in either byte order.
+#pragma once
+
+#include "isa/vec.h"
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace CPU_BACKEND_NAMESPACE {
+
+typedef int16_t VecS __attribute__((vector_size(kVectorBytes)));
+
+// Nearest integer, ties to even, of |x| < 2^22.
+CPU_BACKEND_INLINE VecI round_to_int(Vec x) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  return (VecI)(as_bits(x + kRound) - 0x4b400000u);
+}
+CPU_BACKEND_INLINE Vec from_int(VecI x) { return __builtin_convertvector(x, Vec); }
+
+// Computes x here and now.  GCC likes to collect integer additions of several steps at their end,
+// which takes more registers than there are: half of the speed of the register tiles.
+template <class V>
+CPU_BACKEND_INLINE V settled(V x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
+// sum + a.low * b.low + a.high * b.high
+CPU_BACKEND_INLINE VecI dot_pairs(VecI sum, VecI a, VecI b) {
+#if defined(__AVX512VNNI__)
+  return (VecI)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+  return settled(sum + (VecI)_mm512_madd_epi16((__m512i)a, (__m512i)b));
+#elif defined(__AVX2__)
+  return settled(sum + (VecI)_mm256_madd_epi16((__m256i)a, (__m256i)b));
+#elif defined(__aarch64__)
+  const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+  return settled(
+      sum + (VecI)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
+#else
+  const VecU low = (VecU)((a << 16) >> 16) * (VecU)((b << 16) >> 16);
+  return (VecI)((VecU)sum + low + (VecU)(a >> 16) * (VecU)(b >> 16));
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+typedef VecS QuadSum;
+constexpr int kQuadChain = 8;  // 8 * 2 * 15 * 128 = 30720
+constexpr bool kQuads8 = false;
+#else
+typedef VecI QuadSum;
+constexpr int kQuadChain = 1 << 20;
+constexpr bool kQuads8 = true;
+#endif
+
+// sum + the four products of a (signed) and codes (unsigned).
+CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
+#if defined(__AVX512VNNI__)
+  return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)a);
+#elif defined(__AVX512BW__)
+  return settled(sum + (VecS)_mm512_maddubs_epi16((__m512i)codes, (__m512i)a));
+#elif defined(__AVX2__)
+  return settled(sum + (VecS)_mm256_maddubs_epi16((__m256i)codes, (__m256i)a));
+#else
+  VecU total = (VecU)sum;
+  for (int byte = 0; byte < 4; ++byte) {
+    const VecU x = (VecU)((a << (24 - 8 * byte)) >> 24);
+    total = total + x * ((codes >> (8 * byte)) & 0xffu);
+  }
+  return (VecI)total;
+#endif
+}
+
+CPU_BACKEND_INLINE VecI add_quad_sum(VecI sum, QuadSum quads) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+  return dot_pairs(sum, (VecI)quads, broadcast(0x00010001));
+#else
+  return sum + quads;
+#endif
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

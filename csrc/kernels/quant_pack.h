@@ -1,0 +1,133 @@
+// Quantized weights: the one form in which every integer scheme is kept.
+//
+// A weight [n, k] is n columns of k codes of 4 or 8 bits, unsigned, with a scale per group of
+// channels and column, and a zero where the scheme has one (core/quant.h: ZeroKind).  AWQ, GPTQ,
+// compressed-tensors and GGUF's linear blocks all convert into it at load, without loss: 2- and
+// 3-bit codes become 4-bit ones, 5 to 7 bits become 8, int8 is shifted by 128.
+//
+// Panel    kPanelWidth columns; columns past n have scale 0.  Per group, in this order:
+//            scales [kPanelWidth] of scale_type
+//            zeros  [kPanelWidth] of scale_type, with kPoint and kOffset
+//            codes  [steps][words][kPanelWidth], a step being 8 channels
+//          so that one row of activations reads one contiguous range of memory.
+// Step     4 bits: one 32-bit word per column, 8 bits: two, of channels 0-3 and 4-7.  Channels 0 to
+//          3 of a word lie in its bytes so that channels (0, 1) and (2, 3) are 16 bits apart, the
+//          first where the machine's byte order has the first of two neighbouring int16: masked, a
+//          word is a vector of such pairs, unmasked, one of quads (isa/dot.h).  With 4 bits the
+//          low nibbles are channels 0-3, the high ones 4-7.
+// Order    act-order weights are packed sorted by group: `channels` says which channel of the
+//          activations each k is, and the same list serves to read the activations
+//          (kernels/quant_rows.h).  -1 fills up groups of unequal size.
+// Threads  none: panels given by the caller.
+#pragma once
+
+#include "core/quant.h"
+#include "kernels/panel.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+// The byte of a word that holds channel c of its four.
+constexpr int byte_of_channel(int c) {
+  return kEvenIsLow ? (c & 1) * 2 + (c >> 1) : (1 - (c & 1)) * 2 + (c >> 1);
+}
+
+// Within a step of 8 channels: the word of channel c, and where in it the code begins.
+constexpr int code_word(int bits, int c) { return bits == 8 ? c / 4 : 0; }
+constexpr int code_shift(int bits, int c) {
+  return 8 * byte_of_channel(c & 3) + (bits == 4 ? c / 4 * 4 : 0);
+}
+constexpr int64_t step_words(int bits) { return bits / 4; }
+
+static inline int64_t scale_bytes(const QuantLayout& layout) {
+  const int64_t one = layout.scale_type == DType::kFloat32 ? 4 : 2;
+  return kPanelWidth * one;
+}
+// Bytes of one panel before the codes of a group.
+static inline int64_t group_head_bytes(const QuantLayout& layout) {
+  return scale_bytes(layout) * (layout.zero == ZeroKind::kMiddle ? 1 : 2);
+}
+static inline int64_t step_bytes(const QuantLayout& layout) {
+  return 4 * step_words(layout.bits) * kPanelWidth;
+}
+static inline int64_t panel_bytes(const QuantLayout& layout) {
+  return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout);
+}
+static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
+  return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout);
+}
+
+// Code (column, channel) of the source, before `add`.
+CPU_BACKEND_INLINE uint32_t source_code(const QuantPackArgs& args, int64_t column,
+                                        int64_t channel) {
+  if (args.order == CodeOrder::kBytes) {
+    const uint8_t* bytes = static_cast<const uint8_t*>(args.codes);
+    return bytes[column * args.n_stride + channel * args.k_stride];
+  }
+  const uint32_t* words = static_cast<const uint32_t*>(args.codes);
+  const bool along_k = args.order == CodeOrder::kWordsOfK;
+  int64_t place = along_k ? channel : column;
+  if (args.order == CodeOrder::kWordsOfNAwq) {
+    place = (place & ~int64_t{7}) + (place & 1) * 4 + (place & 7) / 2;
+  }
+  words += along_k ? column * args.n_stride : channel * args.k_stride;
+  const int64_t stride = along_k ? args.k_stride : args.n_stride;
+  const int64_t bit = place * args.source_bits;
+  const int inside = static_cast<int>(bit & 31);
+  uint32_t code = words[(bit >> 5) * stride] >> inside;
+  if (inside + args.source_bits > 32) code |= words[((bit >> 5) + 1) * stride] << (32 - inside);
+  return code & ((1u << args.source_bits) - 1u);
+}
+
+// Copies one group's scales or zeros of a panel; columns past n get 0.
+template <class T>
+CPU_BACKEND_INLINE void pack_row(const T* source, int64_t stride, int64_t columns, T* packed) {
+  for (int64_t c = 0; c < kPanelWidth; ++c) packed[c] = c < columns ? source[c * stride] : T{};
+}
+
+template <class T>
+void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
+  const QuantLayout& layout = args.layout;
+  const uint32_t mask = (1u << layout.bits) - 1u;
+  const int64_t column = panel * kPanelWidth;
+  const int64_t columns = layout.n - column < kPanelWidth ? layout.n - column : kPanelWidth;
+  char* at = static_cast<char*>(args.packed) + panel * panel_bytes(layout);
+  for (int64_t g = 0; g < layout.groups(); ++g) {
+    pack_row(static_cast<const T*>(args.scales) + g * args.scale_group_stride +
+                 column * args.scale_n_stride,
+             args.scale_n_stride, columns, reinterpret_cast<T*>(at));
+    if (layout.zero != ZeroKind::kMiddle) {
+      pack_row(static_cast<const T*>(args.zeros) + g * args.zero_group_stride +
+                   column * args.zero_n_stride,
+               args.zero_n_stride, columns, reinterpret_cast<T*>(at + scale_bytes(layout)));
+    }
+    at += group_head_bytes(layout);
+    const int64_t begin = g * layout.group;
+    const int64_t end = begin + layout.group < layout.k ? begin + layout.group : layout.k;
+    for (int64_t k = begin; k < end; k += QuantLayout::kStep, at += step_bytes(layout)) {
+      uint32_t* words = reinterpret_cast<uint32_t*>(at);
+      for (int64_t i = 0; i < step_words(layout.bits) * kPanelWidth; ++i) words[i] = 0;
+      for (int i = 0; i < QuantLayout::kStep && k + i < end; ++i) {
+        const int64_t channel = args.channels ? args.channels[k + i] : k + i;
+        if (channel < 0) continue;
+        uint32_t* row = words + code_word(layout.bits, i) * kPanelWidth;
+        for (int64_t c = 0; c < columns; ++c) {
+          const uint32_t code = source_code(args, column + c, channel) + args.add;
+          row[c] |= (code & mask) << code_shift(layout.bits, i);
+        }
+      }
+    }
+  }
+}
+
+static inline void pack_quant(const QuantPackArgs& args, Slice panels) {
+  for (int64_t p = panels.begin; p < panels.end; ++p) {
+    // Scales are only moved, so their size is all that matters.
+    if (args.layout.scale_type == DType::kFloat32) {
+      pack_quant_panel<uint32_t>(args, p);
+    } else {
+      pack_quant_panel<uint16_t>(args, p);
+    }
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

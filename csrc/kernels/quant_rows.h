@@ -1,0 +1,277 @@
+// Activations on their way to a quantized weight: rows of integers, with a scale and a sum per
+// segment (core/quant.h).
+//
+// Row       quant_row_bytes() bytes: codes of every step, then float scales [segments], then the
+//           sums of the codes, int32 [segments].  A step is 8 channels in the order in which the
+//           weight has them; what a group lacks to full steps is zero.
+// Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
+// Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
+//           where the target sums quads of such codes exactly.
+// Schemes   kInt16, kInt8  scale = max|x| of the segment / 32767 or 127, code = round(x / scale)
+//           kInt8Token     the same over the row; x / scale is a true division
+//           ...Azp         range [min(x, 0), max(x, 0)], scale = range / 255, zero =
+//                          round(-128 - min / scale), code = round(x / scale) within
+//                          [-128 - zero, 127 - zero]: compressed-tensors' definition less the zero
+//           kInt8Static*   the same with scale, and zero, given
+//           Ties go to even.  A segment or row whose largest magnitude is below 2^-100 counts as 0;
+//           infinity or NaN makes its scale NaN, and with it the result.
+#pragma once
+
+#include "core/quant.h"
+#include "isa/dot.h"
+#include "kernels/quant_pack.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+static inline bool uses_quads(const QuantLayout& layout) {
+  switch (layout.activations) {
+    case Activations::kInt8:
+    case Activations::kInt8Token:
+    case Activations::kInt8Static:
+      return layout.bits == 4 || kQuads8;
+    default:
+      return false;
+  }
+}
+
+static inline int64_t quant_code_bytes(const QuantLayout& layout) {
+  return layout.steps() * QuantLayout::kStep * (uses_quads(layout) ? 1 : 2);
+}
+static inline int64_t quant_row_bytes(const QuantLayout& layout) {
+  return round_up(quant_code_bytes(layout) + layout.segments() * 8, 64);
+}
+
+// A row under construction.
+struct QuantRow {
+  char* codes;
+  float* scales;
+  int32_t* sums;
+};
+static inline QuantRow quant_row(const QuantLayout& layout, void* rows, int64_t r) {
+  char* at = static_cast<char*>(rows) + r * quant_row_bytes(layout);
+  float* scales = reinterpret_cast<float*>(at + quant_code_bytes(layout));
+  return {at, scales, reinterpret_cast<int32_t*>(scales + layout.segments())};
+}
+
+constexpr int kBlock = QuantLayout::kStep * QuantLayout::kSegmentSteps;  // channels at a time
+
+// Writes `size` codes, a multiple of 8, and returns their sum.
+static inline int32_t store_codes(const int32_t* codes, int64_t size, bool quads, char* to) {
+  VecI sum{};
+  int32_t total = 0;
+  typedef int16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
+  for (int64_t i = 0; i < size; i += kLanes) {
+    // A vector of AVX-512 may reach past `size`; the block is zero there.
+    const VecI v = load_raw<VecI>(codes + i);
+    sum = sum + v;
+    if (!quads) {
+      const Narrow narrow = __builtin_convertvector(v, Narrow);
+      const int64_t left = (size - i) * 2;
+      __builtin_memcpy(to + 2 * i, &narrow, left < kVectorBytes / 2 ? left : kVectorBytes / 2);
+    }
+  }
+  for (int i = 0; i < kLanes; ++i) total += sum[i];
+  if (!quads) return total;
+  for (int64_t i = 0; i < size; i += 4) {
+    uint32_t word = 0;
+    for (int c = 0; c < 4; ++c) {
+      word |= (static_cast<uint32_t>(codes[i + c]) & 0xffu) << (8 * byte_of_channel(c));
+    }
+    __builtin_memcpy(to + i, &word, 4);
+  }
+  return total;
+}
+
+// Least and largest of a row or segment; infinity and NaN are both above every number.
+struct Range {
+  VecI largest{};  // bits of magnitudes
+  Vec low{}, high{};
+
+  CPU_BACKEND_INLINE void add(Vec x) {
+    const VecI magnitude = (VecI)(as_bits(x) & 0x7fffffffu);
+    largest = magnitude > largest ? magnitude : largest;
+    low = min(low, x);
+    high = max(high, x);
+  }
+  // 0 when too small to divide by, NaN when not finite.
+  float max_magnitude() const {
+    int32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits = largest[i] > bits ? largest[i] : bits;
+    if (bits >= 0x7f800000) return bits_float(0x7fc00000u);
+    const float x = bits_float(static_cast<uint32_t>(bits));
+    return x < 0x1p-100f ? 0.0f : x;
+  }
+  float least() const { return -max_lanes(-low); }
+  float most() const { return max_lanes(high); }
+};
+
+// How codes are made: round(x * factor) or round(x / divisor), clamped.
+struct Rounding {
+  float scale;   // what one code is worth
+  float factor;  // used unless 0
+  float divisor;
+  float lowest, highest;
+
+  static Rounding by_magnitude(float magnitude, float highest) {
+    const float factor = magnitude > 0.0f ? highest / magnitude : 0.0f;
+    return {magnitude / highest, factor, 1.0f, -highest, highest};
+  }
+  static Rounding by_scale(float scale, float zero) {
+    return {scale, 0.0f, scale > 0.0f ? scale : 1.0f, -128.0f - zero, 127.0f - zero};
+  }
+  CPU_BACKEND_INLINE VecI operator()(Vec x) const {
+    const Vec y = factor != 0.0f ? x * factor : x / divisor;
+    return round_to_int(max(min(y, broadcast(highest)), broadcast(lowest)));
+  }
+};
+
+template <class T>
+CPU_BACKEND_INLINE void load_channels(const QuantRowsArgs& args, const T* x, int64_t k, int64_t n,
+                                      float* values) {
+  for (int i = 0; i < kBlock; i += kLanes) store(values + i, Vec{});
+  if (args.channels) {
+    for (int64_t i = 0; i < n; ++i) {
+      const int32_t channel = args.channels[k + i];
+      if (channel >= 0) values[i] = cpu_backend::to_float(x[channel]);
+    }
+    return;
+  }
+  for_each_vector(n, [&](int64_t i, int lanes)
+                         CPU_BACKEND_LAMBDA { store(values + i, load_n(x + k + i, lanes)); });
+}
+
+static inline Range range_of(const float* values) {
+  Range range;
+  for (int i = 0; i < kBlock; i += kLanes) range.add(load(values + i));
+  return range;
+}
+
+template <class T>
+Rounding row_rounding(const QuantRowsArgs& args, const T* x) {
+  switch (args.layout.activations) {
+    case Activations::kInt8Static:
+      return Rounding::by_scale(*args.static_scale, 0.0f);
+    case Activations::kInt8StaticAzp:
+      return Rounding::by_scale(*args.static_scale, static_cast<float>(*args.static_zero));
+    default:
+      break;
+  }
+  Range range;
+  for_each_vector(args.channels_in, [&](int64_t i, int lanes)
+                                        CPU_BACKEND_LAMBDA { range.add(load_n(x + i, lanes)); });
+  const float magnitude = range.max_magnitude();
+  if (args.layout.activations == Activations::kInt8Token || !(magnitude > 0.0f)) {
+    return Rounding::by_scale(magnitude / 127.0f, 0.0f);
+  }
+  const float low = range.least();
+  const float scale = (range.most() - low) / 255.0f;
+  const float zero = static_cast<float>(round_to_int(broadcast(-128.0f - low / scale))[0]);
+  return Rounding::by_scale(scale, zero);
+}
+
+template <class T>
+void quantize_rows(const QuantRowsArgs& args, Slice rows) {
+  const QuantLayout& layout = args.layout;
+  const bool quads = uses_quads(layout);
+  const bool per_segment = layout.scale_per_segment();
+  const float highest = layout.activations == Activations::kInt16 ? 32767.0f : 127.0f;
+  const int64_t segment = layout.segment_steps() * QuantLayout::kStep;
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = static_cast<const T*>(args.x) + r * args.x_stride;
+    QuantRow row = quant_row(layout, args.rows, r);
+    Rounding rounding{};
+    if (!per_segment) rounding = row_rounding(args, x);
+    for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
+      const int64_t end = begin + layout.group < layout.k ? begin + layout.group : layout.k;
+      for (int64_t first = begin; first < end; first += segment) {
+        const int64_t last = first + segment < end ? first + segment : end;
+        int32_t sum = 0;
+        for (int64_t k = first; k < last; k += kBlock) {
+          const int64_t n = last - k < kBlock ? last - k : kBlock;
+          float values[kBlock];
+          int32_t codes[kBlock];
+          load_channels(args, x, k, n, values);
+          if (per_segment) {
+            rounding = Rounding::by_magnitude(range_of(values).max_magnitude(), highest);
+          }
+          for (int i = 0; i < kBlock; i += kLanes) store_raw(codes + i, rounding(load(values + i)));
+          const int64_t size = round_up(n, QuantLayout::kStep);
+          sum += store_codes(codes, size, quads, row.codes);
+          row.codes += size * (quads ? 1 : 2);
+        }
+        *row.scales++ = rounding.scale;
+        *row.sums++ = sum;
+      }
+    }
+  }
+}
+
+// The host's own int8 activations: codes with their scale, and zero point, per row.
+//
+// Static: scale and zero are given, one for all rows.  Dynamic: symmetric scale = max|x| / 127, or
+// asymmetric scale = (max - min) / 255 and zero = round(-128 - min / scale); unlike above, the
+// range need not reach zero, so zero may be any integer.
+template <class T>
+void int8_rows(const Int8RowsArgs& args, Slice rows) {
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = static_cast<const T*>(args.x) + r * args.x_stride;
+    float scale = args.is_static ? *args.scales : 1.0f;
+    float zero = args.is_static && args.zeros ? static_cast<float>(*args.zeros) : 0.0f;
+    if (!args.is_static) {
+      const float first = cpu_backend::to_float(x[0]);
+      Vec low = broadcast(first);
+      Vec high = low;
+      for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+        Vec v = load_n(x + i, n);
+        if (n < kLanes) v = select(lane_index(0) < n, v, broadcast(first));
+        low = min(low, v);
+        high = max(high, v);
+      });
+      const float least = -max_lanes(-low);
+      const float most = max_lanes(high);
+      scale = args.zeros ? (most - least) / 255.0f : (-least > most ? -least : most) / 127.0f;
+      if (args.zeros && scale > 0.0f) {
+        const float limit = 2147483520.0f;  // the largest float below 2^31
+        zero = __builtin_rintf(-128.0f - least / scale);
+        zero = zero > limit ? limit : zero < -limit ? -limit : zero;
+      }
+      args.scales[r] = scale;
+      if (args.zeros) args.zeros[r] = static_cast<int32_t>(zero);
+    }
+    const float divisor = scale > 0.0f ? scale : 1.0f;
+    for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      const Vec y = load_n(x + i, n) / divisor;
+      const Vec near = select(abs(y) < 4194304.0f, from_int(round_to_int(y)), y);
+      const Vec code = near + zero;
+      const VecI whole = round_to_int(max(min(code, broadcast(127.0f)), broadcast(-128.0f)));
+      for (int lane = 0; lane < n; ++lane)
+        args.codes[r * args.size + i + lane] = static_cast<int8_t>(whole[lane]);
+    });
+  }
+}
+
+// Rows of codes that the caller has; the layout's activations say how they are kept.
+static inline void quantize_given(const QuantGivenArgs& args, Slice rows) {
+  const QuantLayout& layout = args.layout;
+  const bool quads = uses_quads(layout);
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const int8_t* x = args.codes + r * args.codes_stride;
+    QuantRow row = quant_row(layout, args.rows, r);
+    for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
+      const int64_t end = begin + layout.group < layout.k ? begin + layout.group : layout.k;
+      int32_t sum = 0;
+      for (int64_t k = begin; k < end; k += kBlock) {
+        const int64_t n = end - k < kBlock ? end - k : kBlock;
+        int32_t codes[kBlock] = {};
+        for (int64_t i = 0; i < n; ++i) codes[i] = x[k + i];
+        const int64_t size = round_up(n, QuantLayout::kStep);
+        sum += store_codes(codes, size, quads, row.codes);
+        row.codes += size * (quads ? 1 : 2);
+      }
+      *row.scales++ = args.scales[r * args.scale_stride];
+      *row.sums++ = sum;
+    }
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

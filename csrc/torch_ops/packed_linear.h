@@ -1,0 +1,36 @@
+// A linear weight in this target's packed order, behind the handles that ops take.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <optional>
+
+#include "core/quant.h"
+
+namespace cpu_backend {
+
+// What a weight of integer codes needs beyond its packed bytes.
+struct QuantizedWeight {
+  QuantLayout layout;
+  at::Tensor channels;  // int32 [layout.k], or undefined: the channels as they come
+  float static_scale;
+  int32_t static_zero;
+  at::Tensor
+      column_shift;  // fp32 [n]: column sums in units of the weight, for int8 with zero point
+};
+
+struct PackedLinear {
+  at::Tensor packed;
+  at::ScalarType dtype;  // of the storage; activations have the same unless it is quantized
+  int64_t n, k;
+  std::unique_ptr<QuantizedWeight> quantized;
+};
+
+const PackedLinear& packed_linear(int64_t handle);
+
+// c = a * weight^T + bias with a quantized weight; shapes and types are checked.
+void run_quantized(const PackedLinear& weight, const at::Tensor& a,
+                   const std::optional<at::Tensor>& bias, const at::Tensor& c);
+
+}  // namespace cpu_backend

@@ -1,0 +1,355 @@
+// Quantized linear layers: packing any scheme's weight, running it, and the host's int8 ops.
+#include "torch_ops/ops.h"
+#include "torch_ops/packed_linear.h"
+#include "torch_ops/parallel.h"
+#include "torch_ops/views.h"
+#include "torch_ops/weight_memory.h"
+
+namespace cpu_backend {
+namespace {
+
+constexpr int64_t kCacheBytes = 256 * 1024;  // what a thread may count on in L2, half of it
+
+template <class Enum>
+Enum one_of(const std::string& text, const char* name,
+            std::initializer_list<std::pair<const char*, Enum>> known) {
+  std::string words;
+  for (const auto& [word, value] : known) {
+    if (text == word) return value;
+    words += (words.empty() ? "" : ", ") + std::string(word);
+  }
+  TORCH_CHECK_VALUE(false, name, " is \"", text, "\"; known are ", words, ".");
+}
+
+Activations activations_of(const std::string& text) {
+  return one_of<Activations>(text, "activations",
+                             {{"int16", Activations::kInt16},
+                              {"int8", Activations::kInt8},
+                              {"int8_token", Activations::kInt8Token},
+                              {"int8_token_azp", Activations::kInt8TokenAzp},
+                              {"int8_static", Activations::kInt8Static},
+                              {"int8_static_azp", Activations::kInt8StaticAzp}});
+}
+
+CodeOrder order_of(const std::string& text) {
+  return one_of<CodeOrder>(text, "order",
+                           {{"bytes", CodeOrder::kBytes},
+                            {"words_of_k", CodeOrder::kWordsOfK},
+                            {"words_of_n", CodeOrder::kWordsOfN},
+                            {"words_of_n_awq", CodeOrder::kWordsOfNAwq}});
+}
+
+// [groups, n] of the scales' type, whatever its strides.
+void check_group_table(const at::Tensor& table, const QuantLayout& layout, at::ScalarType type,
+                       const char* name) {
+  TORCH_CHECK_TYPE(table.scalar_type() == type, name, " have dtype ", table.scalar_type(),
+                   " but the scales have ", type, "; they must agree.");
+  TORCH_CHECK_VALUE(
+      table.dim() == 2 && table.size(0) == layout.groups() && table.size(1) == layout.n, name,
+      " have shape ", table.sizes(), ", expected [", layout.groups(), ", ", layout.n,
+      "]: ", layout.k, " channels in groups of ", layout.group, ".");
+}
+
+// Codes of every column and channel are inside the tensor.
+void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t n, int64_t k) {
+  TORCH_CHECK_VALUE(codes.dim() == 2, "codes must be a matrix, they are ", codes.sizes(), ".");
+  if (order == CodeOrder::kBytes) {
+    TORCH_CHECK_TYPE(codes.scalar_type() == at::kByte || codes.scalar_type() == at::kChar,
+                     "codes in bytes have dtype ", codes.scalar_type(), ", not uint8 or int8.");
+    check_shape(codes, {n, k}, "codes");
+    return;
+  }
+  TORCH_CHECK_TYPE(codes.scalar_type() == at::kInt, "packed codes have dtype ", codes.scalar_type(),
+                   ", not int32.");
+  const bool along_k = order == CodeOrder::kWordsOfK;
+  const int64_t words = ceil_div((along_k ? k : n) * bits, 32);
+  check_shape(codes, {along_k ? n : k, words}, "codes");
+  TORCH_CHECK_VALUE(order != CodeOrder::kWordsOfNAwq || (bits == 4 && n % 8 == 0),
+                    "AWQ's order of codes is one of eight 4-bit columns per word, these are ", bits,
+                    " bits of ", n, " columns.");
+}
+
+struct QuantSplit {
+  int64_t row_step, panel_step;
+};
+
+// Rows per item so that their codes stay in L2 while the panels pass by; panels per item so that
+// every thread gets about eight items.
+QuantSplit split_quant(int64_t m, int64_t row_bytes, int64_t panels, int64_t threads) {
+  constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
+  const int64_t rows = std::max(kTileRows, kCacheBytes / row_bytes / kTileRows * kTileRows);
+  const int64_t row_step = std::min(m, rows);
+  const int64_t panel_items = std::max<int64_t>(1, ceil_div(8 * threads, ceil_div(m, row_step)));
+  return {row_step, ceil_div(panels, panel_items)};
+}
+
+void run_product(const QuantizedWeight& weight, DType dtype, const QuantGemmArgs& args) {
+  const KernelTable& table = kernels();
+  const int64_t panels = ceil_div(weight.layout.n, table.panel_width);
+  const QuantSplit step =
+      split_quant(args.m, table.quant_row_bytes(weight.layout), panels, at::get_num_threads());
+  const int64_t panel_items = ceil_div(panels, step.panel_step);
+  const int64_t items = panel_items * ceil_div(args.m, step.row_step);
+  const auto run_item = [=, gemm = table.quant_gemm](int64_t item, float* scratch) {
+    const int64_t row = item / panel_items * step.row_step;
+    const int64_t panel = item % panel_items * step.panel_step;
+    gemm(dtype, args, {row, std::min(row + step.row_step, args.m)},
+         {panel, std::min(panel + step.panel_step, panels)}, scratch);
+  };
+  parallel_items([items] { return items; }, table.quant_scratch_floats, run_item);
+}
+
+at::Tensor row_buffer(const QuantLayout& layout, int64_t m) {
+  return at::empty({m, kernels().quant_row_bytes(layout)}, at::kByte);
+}
+
+int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
+             std::unique_ptr<QuantizedWeight> quantized) {
+  const KernelTable& table = kernels();
+  const QuantLayout& layout = args.layout;
+  auto linear = std::make_unique<PackedLinear>();
+  linear->packed = WeightMemory::allocate(table.quant_packed_bytes(layout), at::kByte);
+  linear->dtype = scales.scalar_type();
+  linear->n = layout.n;
+  linear->k = in_features;
+  args.scales = scales.const_data_ptr();
+  args.scale_group_stride = scales.stride(0);
+  args.scale_n_stride = scales.stride(1);
+  args.packed = linear->packed.data_ptr();
+  parallel_slices(ceil_div(layout.n, table.panel_width), row_grain(layout.k * table.panel_width),
+                  [&](Slice panels) { table.pack_quant(args, panels); });
+  linear->quantized = std::move(quantized);
+  return reinterpret_cast<int64_t>(linear.release());
+}
+
+}  // namespace
+
+void run_quantized(const PackedLinear& weight, const at::Tensor& a,
+                   const std::optional<at::Tensor>& bias, const at::Tensor& c) {
+  const QuantizedWeight& quantized = *weight.quantized;
+  const int64_t m = a.size(0);
+  const DType dtype = dtype_of(a, "input");
+  const at::Tensor rows = row_buffer(quantized.layout, m);
+  QuantRowsArgs rows_args{};
+  rows_args.layout = quantized.layout;
+  rows_args.x = a.const_data_ptr();
+  rows_args.x_stride = a.stride(0);
+  rows_args.channels_in = weight.k;
+  rows_args.channels =
+      quantized.channels.defined() ? quantized.channels.const_data_ptr<int32_t>() : nullptr;
+  rows_args.static_scale = &quantized.static_scale;
+  rows_args.static_zero = &quantized.static_zero;
+  rows_args.rows = rows.data_ptr();
+  parallel_slices(m, row_grain(weight.k),
+                  [=](Slice slice) { kernels().quantize_rows(dtype, rows_args, slice); });
+  QuantGemmArgs args{};
+  args.layout = quantized.layout;
+  args.rows = rows.const_data_ptr();
+  args.packed = weight.packed.const_data_ptr();
+  args.bias = bias ? bias->const_data_ptr() : nullptr;
+  args.c = c.data_ptr();
+  args.c_stride = rows_of(c, "output").stride;
+  args.float_output = c.scalar_type() != a.scalar_type();
+  args.m = m;
+  run_product(quantized, dtype, args);
+}
+
+int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
+                       int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
+                       bool zeros_are_offsets, const OptionalTensor& channels, int64_t group,
+                       const std::string& activations, double static_scale, int64_t static_zero) {
+  TORCH_CHECK_VALUE(bits >= 2 && bits <= 8, "codes of ", bits, " bits are not supported: 2 to 8.");
+  TORCH_CHECK_VALUE(scales.dim() == 2 && scales.numel() > 0,
+                    "scales must be a matrix [groups, out_features], they are ", scales.sizes(),
+                    ".");
+  auto quantized = std::make_unique<QuantizedWeight>();
+  QuantLayout& layout = quantized->layout;
+  layout.bits = bits <= 4 ? 4 : 8;
+  layout.zero = !zeros              ? ZeroKind::kMiddle
+                : zeros_are_offsets ? ZeroKind::kOffset
+                                    : ZeroKind::kPoint;
+  layout.scale_type = dtype_of(scales, "scales");
+  layout.activations = activations_of(activations);
+  layout.n = scales.size(1);
+  layout.k = channels ? channels->numel() : in_features;
+  TORCH_CHECK_VALUE(in_features >= 1 && layout.k >= 1, "a weight needs at least one channel.");
+  TORCH_CHECK_VALUE(group >= 1 && group <= layout.k, "a group of ", group, " channels of ",
+                    layout.k, " is not possible.");
+  layout.group = group;
+  check_group_table(scales, layout, scales.scalar_type(), "scales");
+  TORCH_CHECK_VALUE(static_zero >= -128 && static_zero <= 127, "the activations' zero point ",
+                    static_zero, " is no int8.");
+  quantized->static_scale = static_cast<float>(static_scale);
+  quantized->static_zero = static_cast<int32_t>(static_zero);
+  QuantPackArgs args{};
+  args.layout = layout;
+  args.order = order_of(order);
+  args.source_bits = static_cast<int>(bits);
+  args.add = static_cast<int>(add);
+  check_codes(codes, args.order, bits, layout.n, in_features);
+  args.codes = codes.const_data_ptr();
+  // A matrix of a stream has its words last.
+  const bool n_first = args.order == CodeOrder::kBytes || args.order == CodeOrder::kWordsOfK;
+  args.n_stride = codes.stride(n_first ? 0 : 1);
+  args.k_stride = codes.stride(n_first ? 1 : 0);
+  if (zeros) {
+    check_group_table(*zeros, layout, scales.scalar_type(), "zeros");
+    args.zeros = zeros->const_data_ptr();
+    args.zero_group_stride = zeros->stride(0);
+    args.zero_n_stride = zeros->stride(1);
+  }
+  if (channels) {
+    const int32_t* list = typed_data<int32_t>(*channels, "channels");
+    for (int64_t i = 0; i < layout.k; ++i)
+      TORCH_CHECK_VALUE(list[i] >= -1 && list[i] < in_features, "channel ", list[i], " of ",
+                        in_features, " does not exist.");
+    quantized->channels = channels->clone();
+    args.channels = list;
+  }
+  return pack(args, scales, in_features, std::move(quantized));
+}
+
+int64_t packed_bytes(int64_t handle) {
+  return static_cast<int64_t>(packed_linear(handle).packed.nbytes());
+}
+
+// ---- the host's int8 products
+// --------------------------------------------------------------------
+
+int64_t create_scaled_linear(const at::Tensor& b, const at::Tensor& b_scales, at::ScalarType, bool,
+                             bool use_azp, int64_t) {
+  TORCH_CHECK_VALUE(b.dim() == 2 && b.numel() > 0, "an int8 weight must be a matrix, this one is ",
+                    b.sizes(), ".");
+  TORCH_CHECK_TYPE(b.scalar_type() == at::kChar, "the weight has dtype ", b.scalar_type(),
+                   ", expected int8.");
+  const int64_t k = b.size(0);
+  const int64_t n = b.size(1);
+  TORCH_CHECK_VALUE(b_scales.numel() == 1 || b_scales.numel() == n, "weight scales have shape ",
+                    b_scales.sizes(), ", expected one, or one per column of ", n, ".");
+  const at::Tensor scales = b_scales.to(at::kFloat).reshape({1, -1}).expand({1, n});
+  auto quantized = std::make_unique<QuantizedWeight>();
+  quantized->layout = {8, ZeroKind::kMiddle, DType::kFloat32, Activations::kInt8Static, n, k, k};
+  if (use_azp) quantized->column_shift = (b.sum(0, false, at::kFloat) * scales[0]).contiguous();
+  QuantPackArgs args{};
+  args.layout = quantized->layout;
+  args.order = CodeOrder::kBytes;
+  args.source_bits = 8;
+  args.add = 128;
+  args.codes = b.const_data_ptr();
+  args.n_stride = b.stride(1);
+  args.k_stride = b.stride(0);
+  return pack(args, scales, k, std::move(quantized));
+}
+
+void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_scales,
+                      const OptionalTensor& azp, const OptionalTensor& azp_adj,
+                      const OptionalTensor& bias, const at::Tensor& handle) {
+  const PackedLinear& weight = packed_linear(handle.item<int64_t>());
+  TORCH_CHECK_VALUE(weight.quantized,
+                    "this weight was not packed by "
+                    "create_onednn_scaled_mm_handler.");
+  const QuantizedWeight& quantized = *weight.quantized;
+  TORCH_CHECK_TYPE(a.scalar_type() == at::kChar, "activations have dtype ", a.scalar_type(),
+                   ", expected int8.");
+  TORCH_CHECK_VALUE(a.dim() == 2 && a.size(1) == weight.k, "input has shape ", a.sizes(),
+                    ", the weight needs [tokens, ", weight.k, "].");
+  check_dense_last_dim(a, "input");
+  const int64_t m = a.size(0);
+  const Rows out = rows_of(c, "output");
+  TORCH_CHECK_VALUE(out.size == weight.n && out.count == m, "output has shape ", c.sizes(),
+                    ", expected [", m, ", ", weight.n, "].");
+  if (bias) {
+    check_same_dtype(*bias, "bias", c, "output");
+    check_shape(*bias, {weight.n}, "bias");
+    check_dense_last_dim(*bias, "bias");
+  }
+  if (m == 0) return;
+  const float* scales = typed_data<float>(a_scales, "activation scales");
+  TORCH_CHECK_VALUE(a_scales.numel() == 1 || a_scales.numel() == m, "activation scales have shape ",
+                    a_scales.sizes(), ", expected one, or one per row of ", m, ".");
+  const at::Tensor rows = row_buffer(quantized.layout, m);
+  QuantGivenArgs given{quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
+                       scales,           a_scales.numel() == 1 ? 0 : 1, rows.data_ptr()};
+  parallel_slices(m, row_grain(weight.k),
+                  [=](Slice slice) { kernels().quantize_given(given, slice); });
+  QuantGemmArgs args{};
+  args.layout = quantized.layout;
+  args.rows = rows.const_data_ptr();
+  args.packed = weight.packed.const_data_ptr();
+  args.bias = bias ? bias->const_data_ptr() : nullptr;
+  args.c = out.data;
+  args.c_stride = out.stride;
+  args.m = m;
+  at::Tensor row_shift;
+  if (azp) {
+    if (StepRecording* recording = StepRecording::current())
+      recording->fail("the host's int8 product has zero points");
+    const at::Tensor& adjust = azp_adj ? *azp_adj : quantized.column_shift;
+    TORCH_CHECK_VALUE(adjust.defined(), "the weight was packed without use_azp.");
+    TORCH_CHECK_VALUE(azp->numel() == 1 || azp->numel() == m, "zero points have shape ",
+                      azp->sizes(), ", expected one, or one per row of ", m, ".");
+    TORCH_CHECK_VALUE(adjust.numel() == weight.n, "azp_adj has shape ", adjust.sizes(),
+                      ", expected one per column of ", weight.n, ".");
+    row_shift =
+        (a_scales.reshape(-1) * azp->reshape(-1).to(at::kFloat)).neg().expand(m).contiguous();
+    args.row_shift = row_shift.const_data_ptr<float>();
+    args.column_shift = typed_data<float>(adjust, "azp_adj");
+  }
+  run_product(quantized, dtype_of(c, "output"), args);
+}
+
+namespace {
+
+Int8RowsArgs int8_args(at::Tensor& out, const at::Tensor& input, const Rows& rows) {
+  TORCH_CHECK_TYPE(out.scalar_type() == at::kChar, "output has dtype ", out.scalar_type(),
+                   ", expected int8.");
+  TORCH_CHECK_VALUE(out.is_contiguous() && out.numel() == input.numel(), "output has shape ",
+                    out.sizes(), ", expected a dense ", input.sizes(), ".");
+  Int8RowsArgs args{};
+  args.x = rows.data;
+  args.x_stride = rows.stride;
+  args.size = rows.size;
+  args.codes = out.data_ptr<int8_t>();
+  return args;
+}
+
+void run_int8_rows(DType dtype, const Rows& rows, const Int8RowsArgs& args) {
+  if (rows.size == 0) return;
+  parallel_slices(rows.count, row_grain(rows.size),
+                  [=](Slice slice) { kernels().int8_rows(dtype, args, slice); });
+}
+
+}  // namespace
+
+void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at::Tensor& scale,
+                              const OptionalTensor& azp) {
+  const Rows rows = rows_of(input, "input");
+  Int8RowsArgs args = int8_args(out, input, rows);
+  TORCH_CHECK_VALUE(scale.numel() == 1, "a static scale is one number, this one is ", scale.sizes(),
+                    ".");
+  args.is_static = true;
+  args.scales = const_cast<float*>(typed_data<float>(scale, "scale"));
+  if (azp) {
+    TORCH_CHECK_VALUE(azp->numel() == 1, "a static zero point is one number, this one is ",
+                      azp->sizes(), ".");
+    args.zeros = const_cast<int32_t*>(typed_data<int32_t>(*azp, "azp"));
+  }
+  run_int8_rows(dtype_of(input, "input"), rows, args);
+}
+
+void dynamic_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, at::Tensor& scale,
+                               const OptionalTensor& azp) {
+  const Rows rows = rows_of(input, "input");
+  Int8RowsArgs args = int8_args(out, input, rows);
+  TORCH_CHECK_VALUE(scale.numel() == rows.count, "scales have shape ", scale.sizes(),
+                    ", expected one per row of ", rows.count, ".");
+  args.scales = const_cast<float*>(typed_data<float>(scale, "scale"));
+  if (azp) {
+    TORCH_CHECK_VALUE(azp->numel() == rows.count, "zero points have shape ", azp->sizes(),
+                      ", expected one per row of ", rows.count, ".");
+    args.zeros = const_cast<int32_t*>(typed_data<int32_t>(*azp, "azp"));
+  }
+  run_int8_rows(dtype_of(input, "input"), rows, args);
+}
+
+}  // namespace cpu_backend

@@ -1,0 +1,207 @@
+// A quantized linear layer with its operands, and its definition in plain C++: what csrc/core/
+// quant.h says, without a word of the kernels' own layouts.
+#pragma once
+
+#include <memory>
+
+#include "core/quant.h"
+#include "harness.h"
+
+namespace cpu_backend::test {
+
+inline const char* name_of(Activations activations) {
+  constexpr const char* kNames[] = {"int16",          "int8",        "int8 token",
+                                    "int8 token azp", "int8 static", "int8 static azp"};
+  return kNames[static_cast<int>(activations)];
+}
+inline const char* name_of(ZeroKind zero) {
+  constexpr const char* kNames[] = {"middle", "point", "offset"};
+  return kNames[static_cast<int>(zero)];
+}
+
+// A row as integers: x is about scale * (code - zero), the zero point already subtracted here.
+struct IntegerRow {
+  std::vector<int64_t> codes;  // per k of the packed weight
+  std::vector<double> scales;  // per k as well
+};
+
+struct QuantProblem {
+  QuantLayout layout;
+  DType type;  // of activations, bias and output
+  int64_t m, channels_in;
+  Buffer x, scales, zeros, bias;
+  std::vector<uint8_t> codes;  // [n][channels_in]
+  std::vector<int32_t> channels;
+  float static_scale = 0.031f;
+  int32_t static_zero = -7;
+
+  QuantProblem(QuantLayout layout_, DType type_, int64_t m_, bool act_order = false)
+      : layout(layout_),
+        type(type_),
+        m(m_),
+        channels_in(act_order ? layout_.k - layout_.k / 5 : layout_.k),
+        x(type_, m_, channels_in, channels_in + 3),
+        scales(layout_.scale_type, layout_.groups(), layout_.n, layout_.n + 2),
+        zeros(layout_.scale_type, layout_.groups(), layout_.n, layout_.n + 1),
+        bias(type_, 1, layout_.n),
+        codes(static_cast<size_t>(layout_.n * channels_in)) {
+    Random random(
+        static_cast<uint64_t>(m * 1000003 + layout.n * 1009 + layout.k * 7 + layout.bits));
+    x.fill(random, -1.0, 1.0);
+    for (int64_t r = 0; r < m; ++r)  // rows of different size, some with outliers
+      for (int64_t i = 0; i < channels_in; ++i)
+        x.set(r, i, x.get(r, i) * (r % 3 + 0.5) * (random.below(40) == 0 ? 9.0 : 1.0));
+    scales.fill(random, 0.5, 1.5);
+    bias.fill(random, -1.0, 1.0);
+    for (int64_t g = 0; g < layout.groups(); ++g)
+      for (int64_t c = 0; c < layout.n; ++c)
+        zeros.set(g, c,
+                  layout.zero == ZeroKind::kPoint
+                      ? static_cast<double>(random.below((1 << layout.bits) + 1))
+                      : random.uniform(-2.0, 2.0));
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(random.below(1 << layout.bits));
+    if (!act_order) return;
+    // A permutation with gaps: channels of x in any order, -1 in between.
+    for (int64_t i = 0; i < layout.k; ++i)
+      channels.push_back(i < channels_in ? static_cast<int32_t>(i) : -1);
+    for (int64_t i = layout.k - 1; i > 0; --i)
+      std::swap(channels[static_cast<size_t>(i)],
+                channels[static_cast<size_t>(random.below(i + 1))]);
+  }
+
+  int64_t channel(int64_t k) const {
+    return channels.empty() ? k : channels[static_cast<size_t>(k)];
+  }
+  const int32_t* channel_list() const { return channels.empty() ? nullptr : channels.data(); }
+  int64_t panels(const KernelTable& table) const { return ceil_div(layout.n, table.panel_width); }
+
+  // What the weight adds up to without its scale: code - zero, and 0 where it has no channel.
+  double weight(int64_t column, int64_t k) const {
+    if (channel(k) < 0) return 0.0;
+    const double q = codes[static_cast<size_t>(column * channels_in + channel(k))];
+    const int64_t g = k / layout.group;
+    switch (layout.zero) {
+      case ZeroKind::kMiddle:
+        return q - (1 << (layout.bits - 1));
+      case ZeroKind::kPoint:
+        return q - zeros.get(g, column);
+      default:
+        return q + zeros.get(g, column) / scales.get(g, column);
+    }
+  }
+
+  // At least the magnitude of what a kernel adds up for it: with kOffset code and zero apart.
+  double weight_bound(int64_t column, int64_t k) const {
+    const double weight_now = std::fabs(weight(column, k));
+    if (layout.zero != ZeroKind::kOffset) return weight_now;
+    return weight_now + 2.0 * std::fabs(zeros.get(k / layout.group, column) /
+                                        scales.get(k / layout.group, column));
+  }
+
+  std::vector<unsigned char> pack(const KernelTable& table) const {
+    std::vector<unsigned char> packed(static_cast<size_t>(table.quant_packed_bytes(layout)), 0xa5);
+    QuantPackArgs args{};
+    args.layout = layout;
+    args.order = CodeOrder::kBytes;
+    args.source_bits = 8;
+    args.codes = codes.data();
+    args.n_stride = channels_in;
+    args.k_stride = 1;
+    args.channels = channel_list();
+    args.scales = scales.data();
+    args.scale_group_stride = scales.stride();
+    args.scale_n_stride = 1;
+    args.zeros = zeros.data();
+    args.zero_group_stride = zeros.stride();
+    args.zero_n_stride = 1;
+    args.packed = packed.data();
+    for (int64_t p = panels(table) - 1; p >= 0; --p) table.pack_quant(args, {p, p + 1});
+    return packed;
+  }
+
+  std::vector<unsigned char> quantize(const KernelTable& table) const {
+    const int64_t bytes = m * table.quant_row_bytes(layout);
+    std::vector<unsigned char> rows(static_cast<size_t>(bytes), 0xa5);
+    const QuantRowsArgs args{layout,         x.data(),      x.stride(),   channels_in,
+                             channel_list(), &static_scale, &static_zero, rows.data()};
+    for (int64_t r = m - 1; r >= 0; --r) table.quantize_rows(type, args, {r, r + 1});
+    return rows;
+  }
+
+  QuantGemmArgs gemm_args(const std::vector<unsigned char>& rows,
+                          const std::vector<unsigned char>& packed, Buffer& c,
+                          bool with_bias) const {
+    QuantGemmArgs args{};
+    args.layout = layout;
+    args.rows = rows.data();
+    args.packed = packed.data();
+    args.bias = with_bias ? bias.data() : nullptr;
+    args.c = c.data();
+    args.c_stride = c.stride();
+    args.float_output = c.type() != type;
+    args.m = m;
+    return args;
+  }
+
+  // The rows as the schemes define them, in fp32 where they say so.
+  IntegerRow integers(int64_t r) const {
+    IntegerRow row;
+    row.codes.resize(static_cast<size_t>(layout.k));
+    row.scales.resize(static_cast<size_t>(layout.k));
+    std::vector<float> values(static_cast<size_t>(layout.k));
+    for (int64_t k = 0; k < layout.k; ++k)
+      values[static_cast<size_t>(k)] = channel(k) < 0 ? 0.0f : x.get(r, channel(k));
+    const int64_t piece = layout.segment_steps() * QuantLayout::kStep;
+    for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
+      const int64_t end = std::min(begin + layout.group, layout.k);
+      for (int64_t first = begin; first < end; first += piece) {
+        const int64_t last = std::min(first + piece, end);
+        const bool part = layout.scale_per_segment();
+        float low = 0.0f, high = 0.0f;
+        for (int64_t k = part ? first : 0; k < (part ? last : layout.k); ++k) {
+          low = std::min(low, values[static_cast<size_t>(k)]);
+          high = std::max(high, values[static_cast<size_t>(k)]);
+        }
+        quantize_piece(values, first, last, low, high, row);
+      }
+    }
+    return row;
+  }
+
+ private:
+  void quantize_piece(const std::vector<float>& values, int64_t first, int64_t last, float low,
+                      float high, IntegerRow& row) const {
+    const float magnitude = std::max(-low, high);
+    float scale = static_scale, zero = 0.0f, least = -128.0f, most = 127.0f, factor = 0.0f;
+    switch (layout.activations) {
+      case Activations::kInt16:
+      case Activations::kInt8:
+        most = layout.activations == Activations::kInt16 ? 32767.0f : 127.0f;
+        least = -most;
+        scale = magnitude / most;
+        factor = magnitude > 0.0f ? most / magnitude : 0.0f;
+        break;
+      case Activations::kInt8Token:
+        scale = magnitude / 127.0f;
+        break;
+      case Activations::kInt8TokenAzp:
+        scale = (high - low) / 255.0f;
+        zero = magnitude > 0.0f ? std::nearbyint(-128.0f - low / scale) : 0.0f;
+        break;
+      case Activations::kInt8Static:
+        break;
+      case Activations::kInt8StaticAzp:
+        zero = static_cast<float>(static_zero);
+        break;
+    }
+    for (int64_t k = first; k < last; ++k) {
+      const float value = values[static_cast<size_t>(k)];
+      const float y = factor != 0.0f ? value * factor : scale > 0.0f ? value / scale : 0.0f;
+      const float code = std::nearbyint(std::min(std::max(y, least - zero), most - zero));
+      row.codes[static_cast<size_t>(k)] = static_cast<int64_t>(code);
+      row.scales[static_cast<size_t>(k)] = scale;
+    }
+  }
+};
+
+}  // namespace cpu_backend::test

@@ -1,0 +1,391 @@
+// Quantized linear layers: the packed form, the integer product, and what a row may depend on.
+#include "quant_case.h"
+
+namespace cpu_backend::test {
+namespace {
+
+constexpr Activations kActivations[] = {Activations::kInt16,      Activations::kInt8,
+                                        Activations::kInt8Token,  Activations::kInt8TokenAzp,
+                                        Activations::kInt8Static, Activations::kInt8StaticAzp};
+constexpr ZeroKind kZeros[] = {ZeroKind::kMiddle, ZeroKind::kPoint, ZeroKind::kOffset};
+
+std::string label_of(const QuantProblem& problem) {
+  const QuantLayout& layout = problem.layout;
+  return format(
+      "%s, %d bits, zero %s, %s scales, %s activations, m %lld n %lld k %lld group %lld%s",
+      name_of(problem.type), layout.bits, name_of(layout.zero), name_of(layout.scale_type),
+      name_of(layout.activations), static_cast<long long>(problem.m),
+      static_cast<long long>(layout.n), static_cast<long long>(layout.k),
+      static_cast<long long>(layout.group), problem.channels.empty() ? "" : " act-order");
+}
+
+void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_t row_step,
+         int64_t panel_step) {
+  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+  const int64_t panels = ceil_div(args.layout.n, table.panel_width);
+  for (int64_t r = 0; r < args.m; r += row_step)
+    for (int64_t p = 0; p < panels; p += panel_step)
+      table.quant_gemm(type, args, {r, std::min(r + row_step, args.m)},
+                       {p, std::min(p + panel_step, panels)}, static_cast<float*>(scratch.data()));
+  scratch.check_guards("quant scratch");
+}
+
+// Every output against the sum of exact integer products, one per segment: each is scaled with two
+// roundings and added with one.
+void check_product(const KernelTable& table, const QuantProblem& problem, bool with_bias) {
+  const QuantLayout& layout = problem.layout;
+  const std::string label = label_of(problem);
+  const std::vector<unsigned char> packed = problem.pack(table);
+  const std::vector<unsigned char> rows = problem.quantize(table);
+  Buffer c(problem.type, problem.m, layout.n, layout.n + 5);
+  const QuantGemmArgs args = problem.gemm_args(rows, packed, c, with_bias);
+  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+  table.quant_gemm(problem.type, args, {0, problem.m}, {0, problem.panels(table)},
+                   static_cast<float*>(scratch.data()));
+  Compare compare(problem.type, label);
+  for (int64_t r = 0; r < problem.m; ++r) {
+    const IntegerRow row = problem.integers(r);
+    for (int64_t column = 0; column < layout.n; ++column) {
+      double exact = 0.0;
+      double magnitude = 0.0;
+      for (int64_t k = 0; k < layout.k; ++k) {
+        const auto i = static_cast<size_t>(k);
+        const double unit = static_cast<double>(row.codes[i]) * row.scales[i] *
+                            problem.scales.get(k / layout.group, column);
+        exact += unit * problem.weight(column, k);
+        magnitude += std::fabs(unit) * problem.weight_bound(column, k);
+      }
+      if (with_bias) {
+        exact += problem.bias.get(0, column);
+        magnitude += std::fabs(problem.bias.get(0, column));
+      }
+      const double roundings = 3.0 + static_cast<double>(layout.segments()) / 2.0;
+      compare.add_bounded(c.get(r, column), exact, roundings * 0x1p-24 * magnitude);
+    }
+  }
+  compare.check();
+  c.check_guards(label);
+}
+
+void test_quant_gemm_is_the_integer_definition() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    int64_t turn = 0;
+    for (int bits : {4, 8}) {
+      for (ZeroKind zero : kZeros) {
+        for (Activations activations : kActivations) {
+          for (int64_t k : {1, 7, 8, 31, 64, 130, 200}) {
+            for (int64_t group : {int64_t{8}, int64_t{12}, int64_t{32}, int64_t{100}, k}) {
+              if (group > k) continue;
+              ++turn;
+              const int64_t n = (turn % 3 + 1) * width / 2 + turn % 4;
+              const QuantLayout layout{bits, zero, kTypes[turn % 3], activations, n, k, group};
+              check_product(
+                  table, QuantProblem(layout, kTypes[turn / 3 % 3], turn % 14 + 1, turn % 5 == 0),
+                  turn % 2 == 0);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+const Registration a("quant/test_quant_gemm_is_the_integer_definition",
+                     test_quant_gemm_is_the_integer_definition);
+
+// The largest sums of either sign, over more steps than any partial sum holds by itself.
+void test_quant_gemm_survives_extremes() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t k = kEmulated ? 1024 : 9000;
+    for (int bits : {4, 8}) {
+      for (Activations activations : kActivations) {
+        for (int64_t group : {int64_t{128}, int64_t{1000}, k}) {
+          for (uint8_t code : {0x00, 0xff}) {
+            QuantLayout layout{bits, ZeroKind::kPoint, DType::kFloat32, activations, 17, k, group};
+            QuantProblem problem(layout, DType::kFloat32, 3);
+            problem.static_zero = 0;
+            for (uint8_t& each : problem.codes) each = code & ((1 << bits) - 1);
+            for (int64_t g = 0; g < layout.groups(); ++g)
+              for (int64_t c = 0; c < layout.n; ++c) problem.zeros.set(g, c, c % 2 ? 1 << bits : 0);
+            for (int64_t r = 0; r < problem.m; ++r)
+              for (int64_t i = 0; i < k; ++i)
+                problem.x.set(r, i, r == 0 ? -1e6 : r == 1 ? 1e6 : i % 2 ? 1e6 : -1e6);
+            check_product(table, problem, false);
+          }
+        }
+      }
+    }
+  });
+}
+const Registration b("quant/test_quant_gemm_survives_extremes", test_quant_gemm_survives_extremes);
+
+void test_quant_row_does_not_depend_on_its_batch() {
+  for_each_target([](const KernelTable& table) {
+    int64_t turn = 0;
+    for (int bits : {4, 8}) {
+      for (Activations activations : kActivations) {
+        const ZeroKind zero = kZeros[++turn % 3];
+        const QuantLayout layout{
+            bits, zero, DType::kBFloat16, activations, 7 * table.panel_width / 2 + 1, 300, 64};
+        const QuantProblem problem(layout, DType::kBFloat16, 29);
+        const std::vector<unsigned char> packed = problem.pack(table);
+        const std::vector<unsigned char> rows = problem.quantize(table);
+        Buffer together(problem.type, problem.m, layout.n),
+            apart(problem.type, problem.m, layout.n);
+        run(table, problem.type, problem.gemm_args(rows, packed, together, true), problem.m, 100);
+        for (int64_t row_step : {1, 2, 3, 5, 12}) {
+          apart = Buffer(problem.type, problem.m, layout.n);
+          run(table, problem.type, problem.gemm_args(rows, packed, apart, true), row_step,
+              row_step % 3 + 1);
+          expect(together == apart, "%s: rows by %lld differ", label_of(problem).c_str(),
+                 static_cast<long long>(row_step));
+        }
+      }
+    }
+  });
+}
+const Registration c("quant/test_quant_row_does_not_depend_on_its_batch",
+                     test_quant_row_does_not_depend_on_its_batch);
+
+void test_quant_gemm_touches_only_its_rows_and_panels() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    for (Activations activations : kActivations) {
+      const QuantLayout layout{
+          8, ZeroKind::kMiddle, DType::kFloat32, activations, 3 * width - 1, 70, 70};
+      QuantProblem problem(layout, DType::kFloat32, 5);
+      problem.x.set(2, 60, HUGE_VAL);  // stays in its row
+      problem.x.set(3, 4, std::nan(""));
+      const std::vector<unsigned char> packed = problem.pack(table);
+      const std::vector<unsigned char> rows = problem.quantize(table);
+      Buffer out(DType::kFloat32, problem.m, layout.n, layout.n + 2);
+      Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+      table.quant_gemm(DType::kFloat32, problem.gemm_args(rows, packed, out, false), {1, 4}, {1, 2},
+                       static_cast<float*>(scratch.data()));
+      const bool is_static =
+          activations == Activations::kInt8Static || activations == Activations::kInt8StaticAzp;
+      for (int64_t r = 0; r < problem.m; ++r)
+        for (int64_t column = 0; column < layout.n; ++column) {
+          const bool mine = r >= 1 && r < 4 && column >= width && column < 2 * width;
+          if (!mine) expect(out.untouched(r, column), "wrote outside its rows and panels");
+          if (mine && !is_static)
+            expect(std::isnan(out.get(r, column)) == (r >= 2), "%s: NaN moved to or from row %lld",
+                   name_of(activations), static_cast<long long>(r));
+        }
+    }
+  });
+}
+const Registration d("quant/test_quant_gemm_touches_only_its_rows_and_panels",
+                     test_quant_gemm_touches_only_its_rows_and_panels);
+
+void test_quant_rows_of_nothing_are_zero() {
+  for_each_target([](const KernelTable& table) {
+    for (Activations activations : kActivations) {
+      for (double tiny : {0.0, 1e-38, 1e-42}) {
+        const QuantLayout layout{4, ZeroKind::kPoint, DType::kFloat32, activations, 9, 40, 16};
+        QuantProblem problem(layout, DType::kFloat32, 2);
+        for (int64_t i = 0; i < 40; ++i) problem.x.set(1, i, i % 2 ? tiny : -tiny);
+        const std::vector<unsigned char> packed = problem.pack(table);
+        const std::vector<unsigned char> rows = problem.quantize(table);
+        Buffer out(DType::kFloat32, problem.m, layout.n);
+        run(table, problem.type, problem.gemm_args(rows, packed, out, false), 2, 1);
+        for (int64_t column = 0; column < layout.n; ++column)
+          expect(out.get(1, column) == 0.0f && out.get(0, column) != 0.0f, "%s: %g",
+                 name_of(activations), static_cast<double>(out.get(1, column)));
+      }
+    }
+  });
+}
+const Registration e("quant/test_quant_rows_of_nothing_are_zero",
+                     test_quant_rows_of_nothing_are_zero);
+
+// The caller's codes and a correction per row and column: what the host's int8 products are.
+void test_quant_given_codes_and_shifts() {
+  for_each_target([](const KernelTable& table) {
+    const int64_t m = 7, n = 2 * table.panel_width + 3;
+    for (int64_t k : {1, 9, 33, 257}) {
+      for (int64_t scale_stride : {0, 1}) {
+        const QuantLayout layout{
+            8, ZeroKind::kMiddle, DType::kFloat32, Activations::kInt8Static, n, k, k};
+        QuantProblem problem(layout, DType::kFloat32, m);
+        Random random(static_cast<uint64_t>(k));
+        std::vector<int8_t> codes(static_cast<size_t>(m * (k + 3)));
+        for (int8_t& code : codes) code = static_cast<int8_t>(random.below(256) - 128);
+        std::vector<float> scales, shifts, adjust;
+        for (int64_t r = 0; r < m; ++r)
+          scales.push_back(static_cast<float>(random.uniform(0.1, 2)));
+        for (int64_t r = 0; r < m; ++r) shifts.push_back(static_cast<float>(random.uniform(-9, 9)));
+        for (int64_t i = 0; i < n; ++i) adjust.push_back(static_cast<float>(random.uniform(-9, 9)));
+        std::vector<unsigned char> rows(static_cast<size_t>(m * table.quant_row_bytes(layout)));
+        const QuantGivenArgs given{layout,        codes.data(), k + 3,
+                                   scales.data(), scale_stride, rows.data()};
+        table.quantize_given(given, {0, 3});
+        table.quantize_given(given, {3, m});
+        const std::vector<unsigned char> packed = problem.pack(table);
+        Buffer c(DType::kFloat32, m, n, n + 1);
+        QuantGemmArgs args = problem.gemm_args(rows, packed, c, true);
+        args.row_shift = shifts.data();
+        args.column_shift = adjust.data();
+        run(table, problem.type, args, 5, 2);
+        Compare compare(DType::kFloat32, "given");
+        for (int64_t r = 0; r < m; ++r)
+          for (int64_t column = 0; column < n; ++column) {
+            double dot = 0.0;
+            for (int64_t i = 0; i < k; ++i)
+              dot += codes[static_cast<size_t>(r * (k + 3) + i)] * problem.weight(column, i);
+            const double product =
+                dot * scales[static_cast<size_t>(r * scale_stride)] * problem.scales.get(0, column);
+            const double shift = static_cast<double>(shifts[static_cast<size_t>(r)]) *
+                                 adjust[static_cast<size_t>(column)];
+            const double bias = problem.bias.get(0, column);
+            compare.add_bounded(
+                c.get(r, column), product + shift + bias,
+                4 * 0x1p-24 * (std::fabs(product) + std::fabs(shift) + std::fabs(bias)));
+          }
+        compare.check();
+        c.check_guards("given");
+      }
+    }
+  });
+}
+const Registration f("quant/test_quant_given_codes_and_shifts", test_quant_given_codes_and_shifts);
+
+// ---- packing -----------------------------------------------------------------------------------
+
+// Codes as one of the checkpoints' bit streams.
+struct Stream {
+  std::vector<uint32_t> words;
+  int64_t n_stride, k_stride;
+};
+
+Stream stream_of(const std::vector<uint8_t>& codes, int64_t n, int64_t k, int bits,
+                 CodeOrder order) {
+  const bool along_k = order == CodeOrder::kWordsOfK;
+  const int64_t words = ceil_div((along_k ? k : n) * bits, 32) + 1;  // one that must not be read
+  // Along k the words of a column are n apart, as GPTQ has them; along n they are neighbours.
+  Stream stream{{}, 1, along_k ? n : words};
+  stream.words.assign(static_cast<size_t>(words * (along_k ? n : k)), 0);
+  constexpr int kAwq[] = {0, 4, 1, 5, 2, 6, 3, 7};
+  for (int64_t c = 0; c < n; ++c)
+    for (int64_t i = 0; i < k; ++i) {
+      int64_t place = along_k ? i : c;
+      if (order == CodeOrder::kWordsOfNAwq) place = place / 8 * 8 + kAwq[place % 8];
+      for (int bit = 0; bit < bits; ++bit) {
+        const int64_t at = place * bits + bit;
+        const int64_t word = along_k ? at / 32 * n + c : i * words + at / 32;
+        const uint32_t value = codes[static_cast<size_t>(c * k + i)] >> bit & 1;
+        stream.words[static_cast<size_t>(word)] |= value << (at % 32);
+      }
+    }
+  return stream;
+}
+
+// Whatever the source, the same codes give the same packed bytes as codes in bytes do.
+void test_pack_quant_reads_every_source() {
+  for_each_target([](const KernelTable& table) {
+    for (int64_t n : {1, 8, 17, 40}) {
+      for (int64_t k : {1, 10, 33, 64}) {
+        for (int source_bits : {2, 3, 4, 5, 6, 8}) {
+          const int bits = source_bits <= 4 ? 4 : 8;
+          const int add = (1 << (bits - 1)) - (1 << (source_bits - 1));
+          const QuantLayout layout{
+              bits, ZeroKind::kMiddle,       DType::kFloat32, Activations::kInt16, n,
+              k,    std::min<int64_t>(k, 16)};
+          QuantProblem problem(layout, DType::kFloat32, 1);
+          std::vector<uint8_t> raw(problem.codes.size());
+          for (size_t i = 0; i < raw.size(); ++i) {
+            raw[i] = static_cast<uint8_t>(problem.codes[i] & ((1 << source_bits) - 1));
+            problem.codes[i] = static_cast<uint8_t>(raw[i] + add);
+          }
+          const std::vector<unsigned char> expected = problem.pack(table);
+          for (CodeOrder order : {CodeOrder::kBytes, CodeOrder::kWordsOfK, CodeOrder::kWordsOfN,
+                                  CodeOrder::kWordsOfNAwq}) {
+            if (order == CodeOrder::kWordsOfNAwq && (source_bits != 4 || n % 8)) continue;
+            const Stream stream = stream_of(raw, n, k, source_bits, order);
+            std::vector<unsigned char> packed(expected.size(), 0x5a);
+            QuantPackArgs args{};
+            args.layout = layout;
+            args.order = order;
+            args.source_bits = source_bits;
+            args.add = add;
+            const bool bytes = order == CodeOrder::kBytes;
+            args.codes = bytes ? static_cast<const void*>(raw.data()) : stream.words.data();
+            args.n_stride = bytes ? k : stream.n_stride;
+            args.k_stride = bytes ? 1 : stream.k_stride;
+            args.scales = problem.scales.data();
+            args.scale_group_stride = problem.scales.stride();
+            args.scale_n_stride = 1;
+            args.packed = packed.data();
+            table.pack_quant(args, {0, problem.panels(table)});
+            expect(packed == expected, "order %d, %d bits, n %lld k %lld", static_cast<int>(order),
+                   source_bits, static_cast<long long>(n), static_cast<long long>(k));
+          }
+        }
+      }
+    }
+  });
+}
+const Registration g("quant/test_pack_quant_reads_every_source",
+                     test_pack_quant_reads_every_source);
+
+// The layout that kernels/quant_pack.h documents, written out again.
+void test_pack_quant_follows_the_documented_layout() {
+  uint16_t probe = 1;
+  unsigned char first;
+  memcpy(&first, &probe, 1);
+  const int even = first ? 0 : 2;  // the byte of a word where channel 0 lies
+  for_each_target([&](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    for (int bits : {4, 8}) {
+      for (ZeroKind zero : kZeros) {
+        const QuantLayout layout{bits, zero, DType::kFloat32, Activations::kInt16, width + 2,
+                                 43,   20};
+        const QuantProblem problem(layout, DType::kFloat32, 1, true);
+        const std::vector<unsigned char> packed = problem.pack(table);
+        size_t at = 0;
+        const auto next_word = [&] {
+          uint32_t word;
+          memcpy(&word, packed.data() + at, 4);
+          at += 4;
+          return word;
+        };
+        for (int64_t p = 0; p < problem.panels(table); ++p) {
+          for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
+            const int64_t g = begin / layout.group;
+            const auto check_row = [&](const Buffer& source, const char* what) {
+              for (int64_t c = p * width; c < (p + 1) * width; ++c)
+                expect(bits_float(next_word()) == (c < layout.n ? source.get(g, c) : 0.0f), "%s",
+                       what);
+            };
+            check_row(problem.scales, "scale");
+            if (zero != ZeroKind::kMiddle) check_row(problem.zeros, "zero");
+            const int64_t end = std::min(begin + layout.group, layout.k);
+            for (int64_t k = begin; k < end; k += 8)
+              for (int64_t half = 0; half < bits / 4; ++half)
+                for (int64_t c = p * width; c < (p + 1) * width; ++c) {
+                  const uint32_t word = next_word();
+                  for (int i = 0; i < 32 / bits; ++i) {
+                    const int64_t depth = k + 4 * half + i;
+                    const int byte = ((i & 1) * 2 ^ even) + (i >> 1 & 1);
+                    const uint32_t code = word >> (8 * byte + (i >= 4 ? 4 : 0)) & ((1 << bits) - 1);
+                    const bool real = c < layout.n && depth < end && problem.channel(depth) >= 0;
+                    const uint32_t expected =
+                        real ? problem.codes[static_cast<size_t>(c * problem.channels_in +
+                                                                 problem.channel(depth))]
+                             : 0;
+                    expect(code == expected, "column %lld depth %lld", static_cast<long long>(c),
+                           static_cast<long long>(depth));
+                  }
+                }
+          }
+        }
+        expect(at == packed.size(), "packed size");
+      }
+    }
+  });
+}
+const Registration h("quant/test_pack_quant_follows_the_documented_layout",
+                     test_pack_quant_follows_the_documented_layout);
+
+}  // namespace
+}  // namespace cpu_backend::test

@@ -1,0 +1,54 @@
+"""Quantized weights and activations, as their schemes define them."""
+
+from __future__ import annotations
+
+import torch
+
+
+def quantize_weight(
+    weight: torch.Tensor, bits: int, group: int, scale_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [n, k] to symmetric codes int8 [n, k] and scales [groups, n], groups along k."""
+    n, k = weight.shape
+    highest = 2 ** (bits - 1) - 1
+    padded = torch.nn.functional.pad(weight.float(), (0, -k % group)).view(n, -1, group)
+    scales = (padded.abs().amax(-1) / highest).to(scale_dtype)
+    codes = (padded / scales.float()[:, :, None]).round().clamp(-highest - 1, highest)
+    return codes.view(n, -1)[:, :k].to(torch.int8), scales.t().contiguous()
+
+
+def dequantize(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    group: int,
+    zeros: torch.Tensor | None = None,
+    offsets: bool = False,
+) -> torch.Tensor:
+    """fp64 [n, k] of codes [n, k], scales and zeros [groups, n]."""
+    index = torch.arange(codes.shape[1]) // group
+    scale = scales.double()[index].t()
+    if zeros is None:
+        return codes.double() * scale
+    zero = zeros.double()[index].t()
+    return codes.double() * scale + zero if offsets else (codes.double() - zero) * scale
+
+
+def int8_activations(
+    x: torch.Tensor, kind: str, scale: float, zero: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes less their zero point, and scales [rows, 1], of x [rows, k]: what compressed-tensors
+    computes, in fp32."""
+    x = x.float()
+    zeros = torch.zeros(x.shape[0], 1)
+    if kind.startswith("int8_static"):
+        scales = torch.full((x.shape[0], 1), scale)
+        zeros = zeros + zero
+    elif kind == "int8_token":
+        scales = x.abs().amax(-1, keepdim=True) / 127
+    else:
+        low = x.amin(-1, keepdim=True).clamp(max=0)
+        high = x.amax(-1, keepdim=True).clamp(min=0)
+        scales = (high - low) / 255
+        zeros = (-128 - low / scales).round()
+    codes = ((x / scales).round() + zeros).clamp(-128, 127) - zeros
+    return codes.double(), scales.double()
