@@ -68,9 +68,14 @@ class CpuBackendPlatform(CpuPlatform):
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
-        """Give ``--device`` back to the host's command line."""
+        """Give ``--device`` back to the host's command line, or, before a configuration is made,
+        add this project's quantizations to the host's."""
         if parser is not None:
             compat.add_device_argument(parser)
+        else:
+            from cpu_backend.layers.quantization import at_load
+
+            at_load.register()
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:

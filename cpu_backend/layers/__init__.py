@@ -12,7 +12,9 @@ def register_all() -> None:
 
     from cpu_backend import compat
     from cpu_backend.layers import activation, norm
+    from cpu_backend.layers.quantization import at_load
 
+    at_load.register()
     compat.pack_linear_weights()
     compat.choose_top_tokens_without_sort()
     for name, cls in (

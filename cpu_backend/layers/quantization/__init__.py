@@ -1,0 +1,1 @@
+"""Quantized linear layers: schemes of checkpoints, and quantization at load."""
