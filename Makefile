@@ -116,16 +116,18 @@ python-test: $(STAMPS)/plugin $(STAMPS)/test  ## run the Python tests (ARGS= for
 	@for isa in $(LOWER_TARGETS); do echo "running the op tests with CPU_BACKEND_ISA=$$isa"; \
 		CPU_BACKEND_ISA=$$isa $(BIN)/pytest --import-mode=append -q tests/ops; done
 
-# Foreign CPUs run under qemu where their compilers are installed; .ci/run installs them.
+# Foreign CPUs run under qemu, x86 CPUs that this one may not be under Bochs, where compilers and
+# emulators are installed; .ci/run installs them.
 KERNEL_PRESETS = native \
 	$(if $(shell command -v aarch64-linux-gnu-g++),qemu-aarch64) \
-	$(if $(shell command -v s390x-linux-gnu-g++),qemu-s390x)
+	$(if $(shell command -v s390x-linux-gnu-g++),qemu-s390x) \
+	$(if $(shell command -v bochs-headless && command -v x86_64-linux-gnu-g++),bochs-x86_64)
 kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel tests
 	@for preset in $(KERNEL_PRESETS); do \
 		echo "building and running the kernel tests: $$preset"; \
 		{ $(BIN)/cmake --preset $$preset && $(BIN)/cmake --build --preset $$preset; } \
 			> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }; \
-		$(BIN)/ctest --preset $$preset --output-on-failure --no-tests=error || exit 1; \
+		$(BIN)/ctest --preset $$preset -j $$(nproc) --output-on-failure --no-tests=error || exit 1; \
 	done
 
 # The wheel must install into an environment that has torch and nothing else of this folder.

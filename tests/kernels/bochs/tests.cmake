@@ -1,0 +1,41 @@
+# Tests of x86 instruction sets that the build machine may lack, on CPUs that Bochs emulates.
+
+# Each target runs on the first CPU that has it, so that an instruction of a later one is caught.
+set(avx512_cpu corei7_skylake_x)
+set(emulated_targets avx512)
+
+# These are compiled for the baseline only, the same on every x86: the native run has them.
+list(REMOVE_ITEM areas dispatch half plan)
+foreach(target IN LISTS emulated_targets)
+  foreach(area IN LISTS areas)
+    set(name kernels.${area}.${target})
+    add_test(NAME ${name} COMMAND kernel_tests ${area}/)
+    set_tests_properties(${name} PROPERTIES
+      ENVIRONMENT "CPU_BACKEND_ISA=${target};BOCHS_CPU=${${target}_cpu}")
+  endforeach()
+endforeach()
+
+# The target that the library takes by itself on a CPU, perhaps WITHOUT one of its features, or
+# under a system that saves only the register sets of the mask XCR0.
+function(expect_target expected cpu)
+  cmake_parse_arguments(PARSE_ARGV 2 only "" "WITHOUT;XCR0" "")
+  string(JOIN . name kernels.dispatch ${cpu} ${only_WITHOUT} ${only_XCR0})
+  add_test(NAME ${name} COMMAND kernel_tests dispatch/)
+  set(environment CPU_BACKEND_EXPECTED_ISA=${expected} BOCHS_CPU=${cpu})
+  if(only_WITHOUT)
+    list(APPEND environment BOCHS_WITHOUT=${only_WITHOUT})
+  elseif(only_XCR0)
+    list(APPEND environment BOCHS_XCR0=${only_XCR0})
+  endif()
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${environment}")
+endfunction()
+expect_target(scalar core2_penryn_t9600)
+expect_target(scalar corei7_ivy_bridge_3770k)
+expect_target(scalar broadwell_ult WITHOUT avx_fma)
+expect_target(scalar broadwell_ult WITHOUT avx_f16c)
+expect_target(avx2 broadwell_ult)
+expect_target(avx2 corei7_skylake_x WITHOUT avx512bw)
+expect_target(avx2 corei7_skylake_x WITHOUT avx512dq)
+expect_target(avx512 corei7_skylake_x)
+expect_target(avx2 corei7_skylake_x XCR0 0x7)    # AVX-512's registers are not saved
+expect_target(scalar corei7_skylake_x XCR0 0x3)  # nor AVX's
