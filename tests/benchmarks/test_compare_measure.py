@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare.environments import Environments, SetupError, run_step
+from benchmarks.compare import environments
+from benchmarks.compare.environments import ENVIRONMENTS, Environments, SetupError, run_step
 from benchmarks.compare.machine import Machine, read_machine
 from benchmarks.compare.measure import Measurement, Store, Turn, turns
 from benchmarks.compare.models import MODELS, ModelFiles
@@ -130,7 +131,7 @@ def toy_peer(name: str, fault: str | None = None) -> Peer:
 @pytest.fixture
 def measurement(tmp_path: Path) -> Measurement:
     """Measures toys; the probe of the machine is the real one."""
-    environments = Environments(tmp_path, {OURS: PYTHON}, lambda _: None)
+    peers_environments = Environments(tmp_path, {OURS: PYTHON}, lambda _: None)
     config = {
         **dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size"), 8),
         **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
@@ -142,9 +143,9 @@ def measurement(tmp_path: Path) -> Measurement:
     (checkpoint / "config.json").write_text(json.dumps(config))
     return Measurement(
         machine=read_machine(),
-        files=ModelFiles(model, tmp_path, environments.python, lambda _: None),
+        files=ModelFiles(model, tmp_path, peers_environments.python, lambda _: None),
         store=Store.open(tmp_path / "runs.jsonl"),
-        python=environments.python,
+        python=peers_environments.python,
         commit="abc",
         logs=tmp_path,
         timeout_s=30,
@@ -241,11 +242,22 @@ def test_environment_that_cannot_be_made_is_not_tried_twice(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     said: list[str] = []
-    environments = Environments(tmp_path, {}, said.append)
+    made = Environments(tmp_path, {}, said.append)
     for _ in range(2):
         with pytest.raises(SetupError, match=r"pip install.* failed: "):
-            environments.python("transformers")
+            made.python("transformers")
     assert len([line for line in said if "pip install" in line]) == 1
+
+
+def test_recipes_are_the_same_from_every_folder_and_see_changed_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ENVIRONMENTS["vllm-cpu"].recipe()
+    assert str(environments.ROOT) not in json.dumps(recipe)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/host.txt").write_text("another list")
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    assert ENVIRONMENTS["vllm-cpu"].recipe() != recipe
 
 
 def test_peers_say_why_they_are_not_measured() -> None:
