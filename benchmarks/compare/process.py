@@ -1,7 +1,7 @@
 """One runner as a child process: requests and replies with time limits, and its memory.
 
-The runner gets a session of its own, so that every process it starts can be found, counted and
-ended with it, whatever becomes of the runner.
+The runner gets a session of its own, so that every process it starts can be counted and ended with
+it, whatever becomes of the runner.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.compare.session import Session
 
 # A sample takes milliseconds of a core that the peer wants; the kernel notes peaks in between.
 SAMPLE_S = 1.0
@@ -50,8 +52,8 @@ def clean_environ(added: dict[str, str], keep: tuple[str, ...] = ()) -> dict[str
 class Runner:
     """A started runner; use it as a context manager. Messages of the peer go to ``log``.
 
-    ``peak_rss_bytes`` sums the resident peaks of its processes (pages that processes share count
-    once for each), ``pss_bytes`` is the most seen between two works with shared pages divided.
+    ``peak_rss_bytes`` sums the resident peaks of its processes; pages that processes share count
+    once for each.
     """
 
     def __init__(
@@ -60,7 +62,6 @@ class Runner:
         self.log = log
         self.timeout_s = timeout_s
         self.peak_rss_bytes = 0
-        self.pss_bytes = 0
         self.started = time.perf_counter()
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
@@ -71,6 +72,7 @@ class Runner:
                 env=environ,
                 start_new_session=True,
             )
+        self.session = Session(self._process.pid)
         self._unread = b""
         self._is_given_up = False
         self._stopping = threading.Event()
@@ -91,7 +93,7 @@ class Runner:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self._session():
+            if not self.session.processes():
                 break
             self._signal(number)
         if self._process.stdout is not None:
@@ -99,7 +101,7 @@ class Runner:
 
     def _signal(self, number: int) -> None:
         deadline = time.monotonic() + STOP_S
-        while (pids := self._session()) and time.monotonic() < deadline:
+        while (pids := self.session.processes()) and time.monotonic() < deadline:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -107,19 +109,22 @@ class Runner:
             time.sleep(0.2)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a request; RunnerError where it is an error, or none comes in time."""
+        """The reply to a request; RunnerError where it is an error, or none comes in time.
+
+        Added to it is ``other_cores``: how many cores other programs kept busy meanwhile.
+        """
         assert self._process.stdin is not None
+        before = self.session.cpu_time()
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
         reply: dict[str, Any] = json.loads(self._read_line())
-        # Between two works, when nothing is being timed: walking page tables takes a while.
-        self.pss_bytes = max(self.pss_bytes, self._memory("smaps_rollup", "Pss:"))
+        other_cores = self.session.cpu_time().other_cores_since(before)
         if "error" in reply:
             raise RunnerError(reply["error"])
-        return reply
+        return {**reply, "other_cores": other_cores}
 
     def _read_line(self) -> bytes:
         assert self._process.stdout is not None
@@ -149,25 +154,10 @@ class Runner:
 
     def _sample_memory(self) -> None:
         while not self._stopping.wait(SAMPLE_S):
-            self.peak_rss_bytes = max(self.peak_rss_bytes, self._memory("status", "VmHWM:"))
+            resident = self.session.memory_bytes("status", "VmHWM:")
+            self.peak_rss_bytes = max(self.peak_rss_bytes, resident)
 
-    def _memory(self, file: str, field: str) -> int:
-        """Bytes that a file of /proc/PID says in kB, summed over the processes of the session."""
-        total = 0
-        for pid in self._session():
-            with contextlib.suppress(OSError):
-                lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-                total += sum(int(line.split()[1]) for line in lines if line.startswith(field))
-        return total * 1024
-
-    def _session(self) -> list[int]:
-        """The processes of the runner's session that still run."""
-        pids = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):
-                    # After the command in brackets: state, parent, group, session.
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    if int(fields[3]) == self._process.pid and fields[0] != "Z":
-                        pids.append(int(entry.name))
-        return pids
+    def memory_bytes(self) -> dict[str, int]:
+        """Memory until now; for when nothing is timed, as walking page tables takes a while."""
+        shared = self.session.memory_bytes("smaps_rollup", "Pss:")
+        return {"peak_rss": self.peak_rss_bytes, "pss": shared}

@@ -84,8 +84,9 @@ def figure_table(summary: Summary, metric: Metric) -> str:
             if cell is not None:
                 ratio = summary.ratio(metric, dtype, OURS, peer, dtype)
                 better = times(ratio) if peer != OURS else ""
-                rows.append([peer, short(dtype), figure(cell), share(cell), better])
-    return table(["peer", "type", "median (range)", "of the bound", "times better"], rows)
+                rows.append([peer, short(dtype), figure(cell), share(cell), others(cell), better])
+    head = ["peer", "type", "median (range)", "of the bound", "cores others used", "times better"]
+    return table(head, rows)
 
 
 def greedy_table(summary: Summary) -> str:
@@ -134,6 +135,11 @@ def figure(cell: Cell) -> str:
 
 def share(cell: Cell) -> str:
     return "" if cell.share is None else f"{cell.share:.0%}"
+
+
+def others(cell: Cell) -> str:
+    """The most of all rounds: one disturbed round is what a reader must know of."""
+    return f"{max(cell.other_cores.values()):.2f}" if cell.other_cores else ""
 
 
 def times(ratio: Ratio | None) -> str:

@@ -8,7 +8,7 @@ Pure functions of the records, no files.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,10 +39,24 @@ FIXED_METRICS = (
 
 @dataclass
 class Cell:
-    """One figure of one peer in one dtype: round -> value, round -> share of the bound."""
+    """One figure of one peer in one dtype: round -> value, round -> share of the bound.
+
+    ``other_cores`` is what other programs used of the machine meanwhile.
+    """
 
     values: dict[int, float] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
+    other_cores: dict[int, float] = field(default_factory=dict)
+
+    def add(
+        self, number: int, value: float, other_cores: float, share: float | None = None
+    ) -> None:
+        """Of several tries in one round the least disturbed one counts."""
+        if other_cores <= self.other_cores.get(number, float("inf")):
+            self.values[number] = value
+            self.other_cores[number] = other_cores
+            if share is not None:
+                self.shares[number] = share
 
     @property
     def median(self) -> float:
@@ -118,39 +132,32 @@ class Summary:
 
 
 def summarize(model: str, records: Iterable[dict[str, Any]]) -> Summary:
-    """The figures of one model from the records of ``runs.jsonl``.
-
-    Of two records for the same work of the same round the later one counts: it was a new try.
-    """
+    """The figures of one model from the records of ``runs.jsonl``."""
     mine = [record for record in records if record["model"] == model]
-    values: dict[tuple[str, str, str], dict[int, list[float]]] = {}
-    shares: dict[tuple[str, str, str], dict[int, float]] = {}
-    works: dict[str, Work] = {}
+    cells: dict[tuple[str, str, str], Cell] = {}
     failures: dict[tuple[str, str, str], str] = {}
+    works: dict[str, Work] = {}
     for record in mine:
         number, peer, dtype = record["round"], record["peer"], record["dtype"]
-        limits = machine_limits(record)
+        shape, limits = Shape(**record["shape"]), machine_limits(record)
         for text, result in record["works"].items():
             works[text] = work = Work.parse(text)
             value = statistics.median(result["values"])
-            values.setdefault((text, dtype, peer), {})[number] = [value]
-            share = value / work.bound(Shape(**record["shape"]), dtype, limits)
-            shares.setdefault((text, dtype, peer), {})[number] = share
+            share = value / work.bound(shape, dtype, limits)
+            cell = cells.setdefault((text, dtype, peer), Cell())
+            cell.add(number, value, result["other_cores"], share)
             failures.pop((peer, dtype, text), None)
         for text, reason in record["failures"].items():
             works[text] = Work.parse(text)
-            if number not in values.get((text, dtype, peer), {}):
+            if (text, dtype, peer) not in cells:
                 failures[peer, dtype, text] = reason
-        for key, value in fixed_values(record).items():
-            values.setdefault((key, dtype, peer), {}).setdefault(number, []).append(value)
-    cells = {
-        key: Cell(
-            # A round that was resumed has several starts: their median; and several peaks.
-            {number: combine(key[0])(found) for number, found in by_round.items()},
-            shares.get(key, {}),
-        )
-        for key, by_round in values.items()
-    }
+        for key, value in start_values(record).items():
+            cell = cells.setdefault((key, dtype, peer), Cell())
+            cell.add(number, value, record["startup"]["other_cores"])
+        for key, value in memory_values(record).items():
+            cell = cells.setdefault((key, dtype, peer), Cell())
+            # The most of the round's processes, whatever ran beside them.
+            cell.values[number] = max(value, cell.values.get(number, 0.0))
     work_metrics = [Metric(text, works[text].title, 1) for text in sorted(works, key=work_order)]
     metrics = [*work_metrics, *FIXED_METRICS]
     return Summary(
@@ -185,23 +192,24 @@ def machine_limits(record: dict[str, Any]) -> Limits:
     )
 
 
-def fixed_values(record: dict[str, Any]) -> dict[str, float]:
-    """The figures that every process gives beside its works."""
-    prefix = "server_" if record["is_server"] else ""
-    found = {}
-    if "startup" in record:
-        found[f"{prefix}first_token"] = record["startup"]["first_token_s"]
-        if not record["is_server"]:
-            found["construct"] = record["startup"]["construct_s"]
-    if "memory_bytes" in record:
-        found[f"{prefix}memory"] = record["memory_bytes"]["peak_rss"] / 2**30
-        if not record["is_server"]:
-            found["pss"] = record["memory_bytes"]["pss"] / 2**30
-    return found
+def start_values(record: dict[str, Any]) -> dict[str, float]:
+    """Seconds of one start; none where it failed."""
+    startup = record.get("startup")
+    if startup is None:
+        return {}
+    if record["is_server"]:
+        return {"server_first_token": startup["first_token_s"]}
+    return {"first_token": startup["first_token_s"], "construct": startup["construct_s"]}
 
 
-def combine(metric: str) -> Callable[[list[float]], float]:
-    return max if metric.endswith(("memory", "pss")) else statistics.median
+def memory_values(record: dict[str, Any]) -> dict[str, float]:
+    """GiB of one process and all that it started."""
+    memory = record.get("memory_bytes")
+    if memory is None:
+        return {}
+    if record["is_server"]:
+        return {"server_memory": memory["peak_rss"] / 2**30}
+    return {"memory": memory["peak_rss"] / 2**30, "pss": memory["pss"] / 2**30}
 
 
 def work_order(text: str) -> tuple[int, str]:

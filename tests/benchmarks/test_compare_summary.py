@@ -102,13 +102,28 @@ def test_best_peer_of_less_is_better_is_the_least() -> None:
     assert summary.best_peer(STARTUP, "ours") == ("b", "float32")
 
 
-def test_resumed_round_has_the_median_start_and_the_highest_peak() -> None:
-    """The second process of the round did the rest of the works."""
+def test_least_disturbed_try_of_a_round_counts() -> None:
+    summary = summary_of(
+        record("a", 1, {DECODE: [10]}, other_cores=0.5, first_token_s=9.0, gib=2.0),
+        record("a", 1, {DECODE: [30]}, other_cores=0.1, first_token_s=3.0),
+        record("a", 1, {DECODE: [20]}, other_cores=0.2, first_token_s=5.0),
+        record("a", 2, {DECODE: [11]}, other_cores=0.9),
+    )
+    cell = summary.cells[DECODE, "float32", "a"]
+    assert cell.values == {1: 30, 2: 11}
+    assert cell.shares == pytest.approx({1: 0.3, 2: 0.11})
+    assert cell.other_cores == {1: 0.1, 2: 0.9}
+    assert summary.cells["first_token", "float32", "a"].values == {1: 3.0, 2: 2.0}
+    assert summary.cells["memory", "float32", "a"].values[1] == 2.0
+
+
+def test_resumed_round_has_the_later_start_and_the_highest_peak() -> None:
+    """The second process of the round did the rest of the works, as undisturbed as the first."""
     summary = summary_of(
         record("a", 1, {DECODE: [1]}, gib=1.0, first_token_s=2.0),
         record("a", 1, {"prompt:4": [2]}, gib=3.0, first_token_s=4.0),
     )
-    assert summary.cells["first_token", "float32", "a"].values == {1: 3.0}
+    assert summary.cells["first_token", "float32", "a"].values == {1: 4.0}
     assert summary.cells["memory", "float32", "a"].values == {1: 3.0}
     assert summary.cells["pss", "float32", "a"].values == {1: 1.5}
     assert summary.cells[DECODE, "float32", "a"].values == {1: 1}

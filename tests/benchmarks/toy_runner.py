@@ -34,6 +34,9 @@ class ToyEngine:
         if self.fault == "die" and outputs == 5:
             print("the last words", file=sys.stderr, flush=True)
             os._exit(3)
+        if self.fault == "busy child" and outputs == 5:
+            busy = "import time\nwhile time.process_time() < 1: pass"
+            subprocess.run([sys.executable, "-c", busy], check=True)
         if self.fault == "short" and outputs == 5:
             outputs = 4
         time.sleep(0.001 * outputs)

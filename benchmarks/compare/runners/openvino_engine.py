@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ class OpenvinoEngine:
         self.pipeline = self.genai.ContinuousBatchingPipeline(
             settings["model"], scheduler, "CPU", properties
         )
+        self.has_tokenizer = (Path(settings["model"]) / "openvino_detokenizer.xml").exists()
         self.versions = {
             "openvino": self.ov.__version__,
             "openvino-genai": self.genai.__version__,
@@ -34,7 +36,7 @@ class OpenvinoEngine:
         return [list(result.m_generation_ids[0]) for result in results]
 
     def text(self, tokens: list[int]) -> str:
-        return self.pipeline.get_tokenizer().decode(tokens)
+        return self.pipeline.get_tokenizer().decode(tokens) if self.has_tokenizer else ""
 
 
 def load() -> Any:
