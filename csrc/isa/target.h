@@ -14,6 +14,9 @@
 #define CPU_BACKEND_NAMESPACE cpu_backend::CPU_BACKEND_TARGET
 #define CPU_BACKEND_INLINE inline __attribute__((always_inline))
 #define CPU_BACKEND_LAMBDA __attribute__((always_inline))
+// For inner loops that fill the register file: inlined into a larger function, its variables would
+// compete with theirs and be spilled.
+#define CPU_BACKEND_NOINLINE __attribute__((noinline))
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
