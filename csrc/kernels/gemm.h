@@ -193,35 +193,17 @@ CPU_BACKEND_INLINE void multiply_side_by_side(const GemmStep<T>& step) {
       kPanelWidth, kRows * kPanelWidth, step.accumulate, {});
 }
 
-// One panel by all rows.  Only the first tile would have to wait for the panel, longer than it
-// computes; so each tile fetches its part of the next one.
-template <class T>
-CPU_BACKEND_INLINE void multiply_one_panel(const GemmStep<T>& step) {
-  const int64_t tiles = ceil_div(step.rows, kMaxRows);
-  constexpr int64_t kLoad = kPairing<T> * kPanelWidth * static_cast<int64_t>(sizeof(T));
-  const int64_t part = step.depth / kPairing<T> * (kLoad / tiles);
-  Ahead ahead{reinterpret_cast<const char*>(step.panel + step.panel_elements), kLoad / tiles};
-  for_each_tile(step.rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
-    const float* a = step.a + row * step.a_stride;
-    float* c = step.c + row * kPanelWidth;
-    if (tiles > 1) {
-      multiply_rows<true, T, kPanelVecs>(count, a, step.a_stride, step.panel, kPanelWidth,
-                                         step.depth, c, kPanelWidth, step.accumulate, ahead);
-      ahead.at += part;
-    } else {
-      multiply_rows<false, T, kPanelVecs>(count, a, step.a_stride, step.panel, kPanelWidth,
-                                          step.depth, c, kPanelWidth, step.accumulate, {});
-    }
-  });
-}
-
 template <class T>
 void multiply_panels(const GemmStep<T>& step, int64_t panels) {
   if (panels == 4) return multiply_side_by_side<1, 4>(step);
   if (panels == 3) return multiply_side_by_side<1, 3>(step);
   if (panels == 2 && step.rows == 1) return multiply_side_by_side<1, 2>(step);
   if (panels == 2) return multiply_side_by_side<2, 2>(step);
-  multiply_one_panel(step);
+  // With several tiles only the first would wait for the panel, and longer than it computes: so all
+  // of them fetch the next one.  A single tile is best left to the hardware.
+  const T* next = step.rows > kMaxRows ? step.panel + step.panel_elements : nullptr;
+  multiply_panel(step.rows, kPanelWidth, step.a, step.a_stride, step.panel, kPanelWidth, step.depth,
+                 step.c, kPanelWidth, step.accumulate, next);
 }
 
 template <class T>

@@ -171,18 +171,29 @@ CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
   }
 }
 
-// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.
+// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.  With `next`, as
+// much memory from there on is fetched into L2 meanwhile as the panel takes.
 template <class T>
 void multiply_panel(int64_t rows, int64_t columns, const float* a, int64_t a_stride, const T* b,
-                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate) {
+                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                    const T* next) {
   constexpr int64_t kPair = kPairing<T>;
+  constexpr int64_t kLoad = kPair * kPanelWidth * static_cast<int64_t>(sizeof(T));
+  Ahead ahead{reinterpret_cast<const char*>(next), kLoad / ceil_div(rows, kMaxRows)};
   for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
     const float* left = a + row * a_stride;
     float* out = c + row * c_stride;
     int64_t n = 0;
-    for (; n + kPanelWidth <= columns; n += kPanelWidth)
-      multiply_rows<false, T, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
-                                          out + n, c_stride, accumulate, {});
+    for (; n + kPanelWidth <= columns; n += kPanelWidth) {
+      if (next) {
+        multiply_rows<true, T, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                           out + n, c_stride, accumulate, ahead);
+        ahead.at += depth / kPair * ahead.step;
+      } else {
+        multiply_rows<false, T, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                            out + n, c_stride, accumulate, {});
+      }
+    }
     for (; n < columns; n += kLanes)
       multiply_rows<false, T, 1>(count, left, a_stride, b + n * kPair, b_stride, depth, out + n,
                                  c_stride, accumulate, {});

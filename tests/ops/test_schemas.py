@@ -50,11 +50,13 @@ OWN = """
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 describe() -> str
+keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
 linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
 multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
+packed_rows(Tensor ids, int handle) -> Tensor
 read_bytes(Tensor data) -> int
 set_num_threads(int threads) -> ()
 """
