@@ -29,6 +29,15 @@
 #define CPU_BACKEND_VECTOR_BYTES 16
 #endif
 
+// Products of bf16 pairs in hardware: on vectors (AVX512_BF16) and on tiles (AMX).  The kernel
+// tests compile both by their definition for any CPU (CPU_BACKEND_EMULATE_...).
+#if defined(__AVX512BF16__) || defined(CPU_BACKEND_EMULATE_BF16_PAIRS)
+#define CPU_BACKEND_BF16_PAIRS
+#endif
+#if defined(__AMX_BF16__) || defined(CPU_BACKEND_EMULATE_BF16_TILES)
+#define CPU_BACKEND_BF16_TILES
+#endif
+
 namespace CPU_BACKEND_NAMESPACE {
 
 constexpr int kVectorBytes = CPU_BACKEND_VECTOR_BYTES;

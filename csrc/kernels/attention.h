@@ -204,9 +204,9 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     KvBlock<T> next{};
     if (count == in_block && first + count < item_end)
       next = KvBlock<T>(cache, blocks[(first + count) / block_size], item.kv_head);
-    multiply_panel<T>(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
-                      block.key + panel_offset<T>(0, offset, block_size), block_size, head_dim,
-                      scratch.scores, block_size, false, next.key);
+    multiply_panel(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
+                   block.key + panel_offset<T>(0, offset, block_size), block_size, head_dim,
+                   scratch.scores, block_size, false, next.key);
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
@@ -215,9 +215,9 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
                   scratch.scores + r * block_size, scratch.part.max[r], scratch.part.sum[r],
                   scratch.part.out + r * head_dim);
     }
-    multiply_panel<T>(item.row_count, head_dim, scratch.scores, block_size,
-                      block.value + panel_offset<T>(offset, 0, head_dim), head_dim, count,
-                      scratch.part.out, head_dim, true, next.value);
+    multiply_panel(item.row_count, head_dim, scratch.scores, block_size,
+                   block.value + panel_offset<T>(offset, 0, head_dim), head_dim, count,
+                   scratch.part.out, head_dim, true, next.value);
     first += count;
   }
 }

@@ -22,6 +22,7 @@
 #include "core/view.h"
 #include "kernels/activation.h"
 #include "kernels/panel.h"
+#include "kernels/panel_tiles.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -42,15 +43,29 @@ static inline Slice panel_columns(int64_t n, int parts, int64_t panel) {
   return {panel % parts * part + begin, panel % parts * part + end};
 }
 
+// Rows of k that a packed panel is padded to, with zeros.
+#if defined(CPU_BACKEND_BF16_TILES)
+template <class T>
+constexpr int64_t kDepthMultiple = sizeof(T) == 2 && kPairing<T> == 2 ? kTileDepth : 1;
+#else
+template <class T>
+constexpr int64_t kDepthMultiple = kPairing<T>;
+#endif
+
+template <class T>
+constexpr int64_t packed_panel_elements(int64_t k) {
+  return round_up(k, kDepthMultiple<T>) * kPanelWidth;
+}
+
 template <class T>
 int64_t packed_elements(int64_t n, int64_t k, int parts) {
-  return panel_count(n, parts) * panel_elements<T>(k, kPanelWidth);
+  return panel_count(n, parts) * packed_panel_elements<T>(k);
 }
 
 template <class T>
 void pack_weight(const PackArgs& args, Slice panels) {
   const T* weight = static_cast<const T*>(args.weight);
-  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
+  const int64_t elements = packed_panel_elements<T>(args.k);
   for (int64_t p = panels.begin; p < panels.end; ++p) {
     T* packed = static_cast<T*>(args.packed) + p * elements;
     for (int64_t i = 0; i < elements; ++i) packed[i] = T{};
@@ -65,7 +80,7 @@ void pack_weight(const PackArgs& args, Slice panels) {
 // A row lies in one column of its panel; the panel is read front to back.
 template <class T>
 void unpack_rows(const UnpackArgs& args, Slice rows) {
-  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
+  const int64_t elements = packed_panel_elements<T>(args.k);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const int64_t column = args.ids[r] % kPanelWidth;
     const T* panel = static_cast<const T*>(args.packed) + args.ids[r] / kPanelWidth * elements;
@@ -151,10 +166,22 @@ void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
 
 // ---- the product -----------------------------------------------------------------------------
 
-// Some rows of a in fp32, a part of the depth, and the panels they are multiplied with.
+// The type in which rows of a meet a panel of T.
+template <class T>
+struct LeftOf {
+  using Type = float;
+};
+#if defined(CPU_BACKEND_BF16_PAIRS)
+template <>
+struct LeftOf<bf16_t> {
+  using Type = bf16_t;
+};
+#endif
+
+// Some rows of a, a part of the depth, and the panels they are multiplied with.
 template <class T>
 struct GemmStep {
-  const float* a;
+  const typename LeftOf<T>::Type* a;
   int64_t a_stride;
   int64_t rows, depth;
   const T* panel;
@@ -163,10 +190,10 @@ struct GemmStep {
   bool accumulate;
 };
 
-// fp32 rows are read where they lie, others are widened into `wide`.
+// Rows that have the type already are read where they lie, others are widened into `wide`.
 template <class T>
 void take_rows(GemmStep<T>& step, const T* a, int64_t a_stride, float* wide) {
-  if constexpr (sizeof(T) == sizeof(float)) {
+  if constexpr (sizeof(T) == sizeof(typename LeftOf<T>::Type)) {
     step.a = a;
     step.a_stride = a_stride;
   } else {
@@ -188,7 +215,7 @@ CPU_BACKEND_INLINE int64_t panels_at_once(int64_t rows) {
 
 template <int kRows, int kPanels, class T>
 CPU_BACKEND_INLINE void multiply_side_by_side(const GemmStep<T>& step) {
-  multiply_tile<false, T, kRows, kPanelVecs, kPanels>(
+  multiply_tile<false, typename LeftOf<T>::Type, T, kRows, kPanelVecs, kPanels>(
       step.a, step.a_stride, step.panel, kPanelWidth, step.panel_elements, step.depth, step.c,
       kPanelWidth, kRows * kPanelWidth, step.accumulate, {});
 }
@@ -205,6 +232,32 @@ void multiply_panels(const GemmStep<T>& step, int64_t panels) {
   multiply_panel(step.rows, kPanelWidth, step.a, step.a_stride, step.panel, kPanelWidth, step.depth,
                  step.c, kPanelWidth, step.accumulate, next);
 }
+
+#if defined(CPU_BACKEND_BF16_TILES)
+// Tiles read whole multiples of their depth: where a row ends before, a copy ends in zeros.
+template <>
+inline void take_rows(GemmStep<bf16_t>& step, const bf16_t* a, int64_t a_stride, float* scratch) {
+  const int64_t padded = round_up(step.depth, kTileDepth);
+  step.a = a;
+  step.a_stride = a_stride;
+  if (padded > step.depth) {
+    bf16_t* copy = reinterpret_cast<bf16_t*>(scratch);
+    for (int64_t r = 0; r < step.rows; ++r)
+      for (int64_t k = 0; k < padded; ++k)
+        copy[r * padded + k] = k < step.depth ? a[r * a_stride + k] : bf16_t{};
+    step.a = copy;
+    step.a_stride = padded;
+  }
+}
+
+template <>
+inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
+  for (int64_t p = 0; p < panels; ++p)
+    multiply_in_tiles(step.rows, step.a, step.a_stride, step.panel + p * step.panel_elements,
+                      round_up(step.depth, kTileDepth), step.c + p * step.rows * kPanelWidth,
+                      step.accumulate);
+}
+#endif
 
 template <class T>
 void store_panels(const GemmArgs& args, int64_t row, int64_t rows, Slice panels, const float* c) {
@@ -223,7 +276,7 @@ void store_panels(const GemmArgs& args, int64_t row, int64_t rows, Slice panels,
 // Rows that gemm_rows() allows, by panels.
 template <class T>
 void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
+  const int64_t elements = packed_panel_elements<T>(args.k);
   const T* a = static_cast<const T*>(args.a) + rows.begin * args.a_stride;
   float* products = scratch + kActivationFloats;
   GemmStep<T> step{};

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "core/gemm_plan.h"
-#include "isa/vec.h"
+#include "isa/bf16_pairs.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -37,16 +37,6 @@ CPU_BACKEND_INLINE int64_t panel_offset(int64_t k, int64_t column, int64_t strid
 template <class T>
 constexpr int64_t panel_elements(int64_t k, int64_t width) {
   return round_up(k, kPairing<T>) * width;
-}
-
-// The pair lies in memory order, so the even row is the low half of the 32-bit value on
-// little-endian machines and the high half on big-endian ones.
-constexpr bool kEvenIsLow = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
-CPU_BACKEND_INLINE Vec first_of_pair(VecU words) {
-  return from_bits(kEvenIsLow ? words << 16 : words & 0xffff0000u);
-}
-CPU_BACKEND_INLINE Vec second_of_pair(VecU words) {
-  return from_bits(kEvenIsLow ? words & 0xffff0000u : words << 16);
 }
 
 template <int kRows, int kVecs, int kPanels>
@@ -87,6 +77,24 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
   tile.multiply_add(a, a_stride, k + 1, panel, w);
 }
 
+#if defined(CPU_BACKEND_BF16_PAIRS)
+// One pair of steps with bf16 on both sides; without `both` the second of the pair is zero.
+template <int kRows, int kVecs, int kPanels>
+CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const bf16_t* a,
+                                       int64_t a_stride, int64_t k, const bf16_t* b, int panel,
+                                       bool both) {
+  VecU words[kVecs];
+  for (int v = 0; v < kVecs; ++v) words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+  for (int r = 0; r < kRows; ++r) {
+    const bf16_t* from = a + r * a_stride + k;
+    const bf16_t single[2] = {*from, bf16_t{}};
+    const uint32_t pair = load_raw<uint32_t>(both ? from : single);
+    for (int v = 0; v < kVecs; ++v)
+      tile.acc[panel][r][v] = dot_pairs(tile.acc[panel][r][v], VecU{} + pair, words[v]);
+  }
+}
+#endif
+
 // A part of what comes next, fetched into L2 while this is computed: `step` bytes with each load of
 // the panel.  Without it (null) the hardware fetches ahead, which is best for a single stream.
 struct Ahead {
@@ -95,9 +103,9 @@ struct Ahead {
 };
 
 // `depth` steps of one chain.
-template <bool kFetch, class T, int kRows, int kVecs, int kPanels>
-CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const float* a,
-                                   int64_t a_stride, int64_t depth, const T* b, int64_t b_stride,
+template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a, int64_t a_stride,
+                                   int64_t depth, const T* b, int64_t b_stride,
                                    int64_t b_panel_stride, Ahead& ahead) {
   const int64_t step = kPairing<T> * b_stride;
   const auto fetch = [&]() CPU_BACKEND_LAMBDA {
@@ -125,12 +133,13 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const floa
   }
 }
 
-// c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.
-template <bool kFetch, class T, int kRows, int kVecs, int kPanels>
-CPU_BACKEND_NOINLINE void multiply_tile(const float* a, int64_t a_stride, const T* b,
-                                        int64_t b_stride, int64_t b_panel_stride, int64_t depth,
-                                        float* c, int64_t c_stride, int64_t c_panel_stride,
-                                        bool accumulate, Ahead ahead) {
+// c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
+// bf16 where the target multiplies pairs.
+template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b, int64_t b_stride,
+                                        int64_t b_panel_stride, int64_t depth, float* c,
+                                        int64_t c_stride, int64_t c_panel_stride, bool accumulate,
+                                        Ahead ahead) {
   for (int64_t k = 0; k < depth; k += kChainLength) {
     Tile<kRows, kVecs, kPanels> tile{};
     const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
@@ -147,16 +156,16 @@ CPU_BACKEND_NOINLINE void multiply_tile(const float* a, int64_t a_stride, const 
 }
 
 // Any number of rows up to kMaxRows, as a compile-time constant.
-template <bool kFetch, class T, int kVecs, int kRows = kMaxRows>
-CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const T* b,
+template <bool kFetch, int kVecs, int kRows = kMaxRows, class A, class T>
+CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride, const T* b,
                                       int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
                                       bool accumulate, Ahead ahead) {
   if (rows == kRows) {
-    multiply_tile<kFetch, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
-                                              accumulate, ahead);
+    multiply_tile<kFetch, A, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
+                                                 accumulate, ahead);
   } else if constexpr (kRows > 1) {
-    multiply_rows<kFetch, T, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
-                                               accumulate, ahead);
+    multiply_rows<kFetch, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
+                                            accumulate, ahead);
   }
 }
 
@@ -173,30 +182,30 @@ CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
 
 // c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.  With `next`, as
 // much memory from there on is fetched into L2 meanwhile as the panel takes.
-template <class T>
-void multiply_panel(int64_t rows, int64_t columns, const float* a, int64_t a_stride, const T* b,
+template <class A, class T>
+void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
                     int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
                     const T* next) {
   constexpr int64_t kPair = kPairing<T>;
   constexpr int64_t kLoad = kPair * kPanelWidth * static_cast<int64_t>(sizeof(T));
   Ahead ahead{reinterpret_cast<const char*>(next), kLoad / ceil_div(rows, kMaxRows)};
   for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
-    const float* left = a + row * a_stride;
+    const A* left = a + row * a_stride;
     float* out = c + row * c_stride;
     int64_t n = 0;
     for (; n + kPanelWidth <= columns; n += kPanelWidth) {
       if (next) {
-        multiply_rows<true, T, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
-                                           out + n, c_stride, accumulate, ahead);
+        multiply_rows<true, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                        out + n, c_stride, accumulate, ahead);
         ahead.at += depth / kPair * ahead.step;
       } else {
-        multiply_rows<false, T, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
-                                            out + n, c_stride, accumulate, {});
+        multiply_rows<false, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                         out + n, c_stride, accumulate, {});
       }
     }
     for (; n < columns; n += kLanes)
-      multiply_rows<false, T, 1>(count, left, a_stride, b + n * kPair, b_stride, depth, out + n,
-                                 c_stride, accumulate, {});
+      multiply_rows<false, 1>(count, left, a_stride, b + n * kPair, b_stride, depth, out + n,
+                              c_stride, accumulate, {});
   });
 }
 

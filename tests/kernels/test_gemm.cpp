@@ -88,7 +88,7 @@ int64_t documented_offset(DType type, int64_t depth, int64_t column, int64_t wid
 }
 
 void test_pack_weight_follows_the_documented_layout() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 3 * width}) {
@@ -96,8 +96,11 @@ void test_pack_weight_follows_the_documented_layout() {
           for (bool transposed : {false, true}) {
             const Problem problem(type, 1, n, k, transposed);
             const Buffer packed = problem.pack(table);
-            const int64_t rows = type == DType::kBFloat16 ? round_up(k, 2) : k;
-            expect(packed.columns() == problem.panels(table) * rows * width, "packed size");
+            const int64_t least = type == DType::kBFloat16 ? round_up(k, 2) : k;
+            const int64_t rows = packed.columns() / (problem.panels(table) * width);
+            expect(packed.columns() == problem.panels(table) * rows * width && rows >= least &&
+                       rows <= round_up(k, 32),
+                   "packed size");
             for (int64_t p = 0; p < problem.panels(table); ++p)
               for (int64_t depth = 0; depth < rows; ++depth)
                 for (int64_t c = 0; c < width; ++c) {
@@ -157,7 +160,7 @@ void check_product(const KernelTable& table, const Problem& problem, bool with_b
 }
 
 void test_gemm_matches_reference() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
     for (DType type : kTypes) {
@@ -175,7 +178,7 @@ void test_gemm_matches_reference() {
 const Registration b("gemm/test_gemm_matches_reference", test_gemm_matches_reference);
 
 void test_gemm_row_does_not_depend_on_its_batch() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int64_t k : {5, 131, 300}) {
         const int64_t n = 9 * table.panel_width / 2 + 1;
@@ -211,7 +214,7 @@ const Registration c("gemm/test_gemm_row_does_not_depend_on_its_batch",
                      test_gemm_row_does_not_depend_on_its_batch);
 
 void test_gemm_touches_only_its_rows_and_panels() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       Problem problem(type, 5, 3 * width - 1, 33);
@@ -237,7 +240,7 @@ const Registration d("gemm/test_gemm_touches_only_its_rows_and_panels",
 
 // Long sums: chains of bounded length must lose clearly less than one chain over all of k.
 void test_gemm_sums_in_short_chains() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const Problem problem(DType::kFloat32, 6, 64, 4096);
     const Buffer packed = problem.pack(table);
     Buffer out(DType::kFloat32, problem.m, problem.n);
@@ -265,7 +268,7 @@ const Registration e("gemm/test_gemm_sums_in_short_chains", test_gemm_sums_in_sh
 
 // Deeper than one item's activations may be: products wait in scratch for the rest of their depth.
 void test_gemm_takes_long_rows_in_parts() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     for (DType type : kTypes) {
       const int64_t k = kActivationFloats / 24 + 3 * kChainLength + 5;
       const Problem problem(type, 26, table.panel_width + 3, k);
@@ -284,7 +287,7 @@ const Registration f("gemm/test_gemm_takes_long_rows_in_parts", test_gemm_takes_
 
 // Two weights stacked along n, their panels in turns: the same values in the same columns.
 void test_gemm_of_interleaved_parts_gives_natural_columns() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (int64_t half : {int64_t{1}, width - 1, width, width + 1, 3 * width + 2}) {
@@ -310,7 +313,7 @@ const Registration g("gemm/test_gemm_of_interleaved_parts_gives_natural_columns"
 
 // The store adds what a separate op would have added to the stored product, bit for bit.
 void test_gemm_adds_the_residual_as_a_second_op_would() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int64_t m : {1, 2, 7}) {
         const Problem problem(type, m, 2 * table.panel_width + 3, 37);
@@ -335,7 +338,7 @@ const Registration h("gemm/test_gemm_adds_the_residual_as_a_second_op_would",
                      test_gemm_adds_the_residual_as_a_second_op_would);
 
 void test_gemm_activates_and_multiplies_as_a_second_op_would() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (Activation kind :
