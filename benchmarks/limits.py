@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
 import torch
+
+from cpu_backend import ops
+
+_READ_BYTES = 256 << 20  # eight times a large last-level cache of a small machine
 
 
 def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
@@ -19,14 +24,20 @@ def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
     return min(times)
 
 
+@functools.cache
+def _buffer() -> torch.Tensor:
+    ops.load()
+    return torch.ones(_READ_BYTES // 4)
+
+
 def read_bandwidth() -> float:
-    """Bytes per second of reading 512 MiB with all threads."""
-    data = torch.ones(1 << 27)
-    return data.nbytes / best_seconds(data.sum)
+    """Bytes per second that all threads together read from memory."""
+    data = _buffer()
+    return data.nbytes / best_seconds(lambda: ops.read_bytes(data))
 
 
 def fma_peak() -> float:
-    """fp32 operations per second of torch's own 1536-cubed product."""
-    size = 1536
-    a, b = torch.ones(size, size), torch.ones(size, size)
-    return 2 * size**3 / best_seconds(lambda: a @ b)
+    """fp32 operations per second of all threads together, in the registers alone."""
+    ops.load()
+    steps = 200_000
+    return ops.multiply_adds(steps) / best_seconds(lambda: ops.multiply_adds(steps))

@@ -102,6 +102,20 @@ def _register_fakes() -> None:
         dtype = torch.float32 if float_output else x.dtype
         return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
+    @torch.library.register_fake("cpu_backend::linear_add")
+    def _(
+        residual: torch.Tensor, x: torch.Tensor, handle: int, bias: torch.Tensor | None
+    ) -> None: ...
+
+    @torch.library.register_fake("cpu_backend::linear_act_and_mul")
+    def _(
+        out: torch.Tensor,
+        x: torch.Tensor,
+        handle: int,
+        bias: torch.Tensor | None,
+        activation: str,
+    ) -> None: ...
+
 
 def bind_threads(cpus: tuple[int, ...]) -> bool:
     """One compute thread on each CPU; False where the system forbids it (the count still holds)."""
@@ -156,15 +170,33 @@ class StepRecording:
         return result
 
 
+def read_bytes(data: torch.Tensor) -> int:
+    """Read a contiguous tensor once with all threads and do nothing else: the bandwidth limit.
+
+    Returns the exclusive or of its 32-bit words (its size in bytes must be a multiple of 4).
+    """
+    return int(torch.ops.cpu_backend.read_bytes(data))
+
+
+def multiply_adds(steps: int) -> int:
+    """Run ``steps`` rounds of independent fp32 multiply-adds in the registers of every thread.
+
+    Returns the floating-point operations done, two per multiply-add: the arithmetic limit.
+    """
+    return int(torch.ops.cpu_backend.multiply_adds(steps))
+
+
 class PackedLinear:
     """A linear weight [out_features, in_features] in this target's packed order.
 
     Owns the native copy; the tensor it was made from may be freed.  With ``float_output`` results
-    are fp32 whatever the weight's dtype.
+    are fp32 whatever the weight's dtype.  ``parts`` = 2 packs two weights stacked along
+    out_features side by side: nothing changes for a plain call, and ``act_and_mul`` becomes
+    possible.
     """
 
-    def __init__(self, weight: torch.Tensor, float_output: bool = False) -> None:
-        handle = torch.ops._C.create_onednn_mm_handler(weight.t(), 0)
+    def __init__(self, weight: torch.Tensor, float_output: bool = False, parts: int = 1) -> None:
+        handle = torch.ops.cpu_backend.pack_linear(weight, parts)
         self._own(handle, weight.shape[0], float_output)
 
     def _own(self, handle: int, out_features: int, float_output: bool) -> None:
@@ -192,6 +224,26 @@ class PackedLinear:
         """Rows ``ids`` [...] of the weight, int64, as [..., in_features]: an embedding look-up."""
         result: torch.Tensor = torch.ops.cpu_backend.packed_rows.default(ids, self._handle)
         return result
+
+    def add_to(
+        self, residual: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        """residual [..., out_features] += linear(x), to the bit what the two steps would give.
+
+        ``residual`` may have strided rows and must not share memory with ``x``.
+        """
+        torch.ops.cpu_backend.linear_add(residual, x, self._handle, bias)
+
+    def act_and_mul(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        activation: str,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """out [..., out_features / 2] = act(first half of linear(x)) * second half, to the bit what
+        the separate activation gives; ``activation`` is silu, gelu or gelu_tanh."""
+        torch.ops.cpu_backend.linear_act_and_mul(out, x, self._handle, bias, activation)
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", 0):

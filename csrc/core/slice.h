@@ -19,7 +19,7 @@ static inline Slice split(int64_t total, int64_t parts, int64_t index) {
   return {begin, begin + base + (index < extra ? 1 : 0)};
 }
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 }  // namespace cpu_backend

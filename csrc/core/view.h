@@ -124,6 +124,7 @@ struct PackArgs {
   ConstData weight;
   int64_t n_stride, k_stride;
   int64_t n, k;
+  int parts;  // of the columns, panels taken in turns; 1 or a divisor of n
   Data packed;
 };
 
@@ -136,17 +137,27 @@ struct UnpackArgs {
   int64_t k;
 };
 
-// c[m][n] = a[m][k] * weight^T (+ bias).  a is fp32, weight packed, bias of the storage type; c
-// too, or fp32: logits are compared with each other, and rounding them makes ties.
+// What becomes of a product, in this order: bias, then one of residual and activation.
+struct GemmEpilogue {
+  ConstData bias;      // [n] or null
+  ConstData residual;  // [m, n] or null; may be c
+  int64_t residual_stride;
+  bool gated;  // c = act(first half of the columns) * second half; needs parts == 2
+  Activation activation;
+};
+
+// c[m][n] = a[m][k] * weight^T, weight packed; all of the storage type, c also fp32: logits are
+// compared with each other, and rounding them makes ties.
 struct GemmArgs {
-  const float* a;
+  ConstData a;
   int64_t a_stride;
   ConstData packed;
-  ConstData bias;  // null: none
+  int parts;  // as packed
   Data c;
   int64_t c_stride;
   bool float_output;
   int64_t m, n, k;
+  GemmEpilogue epilogue;
 };
 
 }  // namespace cpu_backend

@@ -4,6 +4,7 @@
 #include "kernels/attention.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
+#include "kernels/limits.h"
 #include "kernels/norm.h"
 #include "kernels/quant_gemm.h"
 #include "kernels/quant_pack.h"
@@ -31,7 +32,6 @@ CPU_BACKEND_INLINE auto with_type(DType dtype, F f) {
 const KernelTable kTable = {
     CPU_BACKEND_TARGET_NAME,
     kPanelWidth,
-    kWidePanels,
     gemm_scratch_floats(),
     [](DType type, const NormArgs& args, Slice rows) {
       with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
@@ -52,8 +52,9 @@ const KernelTable kTable = {
     [](DType type, const AttendArgs& args, const MergeItem& item, float* scratch) {
       with_type(type, [&](auto t) { merge_partials<decltype(t)>(args, item, scratch); });
     },
-    [](DType type, int64_t n, int64_t k) {
-      return with_type(type, [&](auto t) { return packed_elements<decltype(t)>(n, k); });
+    panel_count,
+    [](DType type, int64_t n, int64_t k, int parts) {
+      return with_type(type, [&](auto t) { return packed_elements<decltype(t)>(n, k, parts); });
     },
     [](DType type, const PackArgs& args, Slice panels) {
       with_type(type, [&](auto t) { pack_weight<decltype(t)>(args, panels); });
@@ -63,9 +64,6 @@ const KernelTable kTable = {
     },
     [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
-    },
-    [](DType type, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows) {
-      with_type(type, [&](auto t) { to_float_rows<decltype(t)>(x, x_stride, y, size, rows); });
     },
     quant_scratch_floats(),
     quant_packed_bytes,
@@ -91,6 +89,8 @@ const KernelTable kTable = {
       });
     },
     keep_top,
+    read_bytes,
+    multiply_adds,
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -13,7 +13,6 @@ namespace cpu_backend {
 struct KernelTable {
   const char* target;
   int panel_width;  // columns of one packed weight panel
-  int wide_panels;  // panels that a single row takes at a time
   int64_t gemm_scratch_floats;
 
   void (*rms_norm)(DType, const NormArgs&, Slice rows);
@@ -25,11 +24,11 @@ struct KernelTable {
   void (*attend)(DType, const AttendArgs&, const AttendItem&, float* scratch);
   void (*merge_partials)(DType, const AttendArgs&, const MergeItem&, float* scratch);
 
-  int64_t (*packed_elements)(DType, int64_t n, int64_t k);
+  int64_t (*panel_count)(int64_t n, int parts);
+  int64_t (*packed_elements)(DType, int64_t n, int64_t k, int parts);
   void (*pack_weight)(DType, const PackArgs&, Slice panels);
   void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
-  void (*to_float_rows)(DType, const void* x, int64_t x_stride, float* y, int64_t size, Slice rows);
 
   int64_t quant_scratch_floats;
   int64_t (*quant_packed_bytes)(const QuantLayout&);
@@ -43,6 +42,9 @@ struct KernelTable {
   int64_t (*argmax_row)(DType, const void* x, int64_t size);
   int64_t (*gumbel_argmax_row)(DType, const void* x, int64_t size, uint64_t seed);
   void (*keep_top)(float* x, int64_t size, int64_t k, float p, float* scratch);
+
+  uint32_t (*read_bytes)(const void* data, int64_t bytes);
+  int64_t (*multiply_adds)(int64_t steps, float factor, float* result);
 };
 
 }  // namespace cpu_backend

@@ -14,6 +14,9 @@
 #define CPU_BACKEND_NAMESPACE cpu_backend::CPU_BACKEND_TARGET
 #define CPU_BACKEND_INLINE inline __attribute__((always_inline))
 #define CPU_BACKEND_LAMBDA __attribute__((always_inline))
+// For inner loops that fill the register file: inlined into a larger function, its variables would
+// compete with theirs and be spilled.
+#define CPU_BACKEND_NOINLINE __attribute__((noinline))
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -24,6 +27,15 @@
 #else
 // SSE2, NEON, z/Architecture vectors: all are 16 bytes and reached through compiler vectors.
 #define CPU_BACKEND_VECTOR_BYTES 16
+#endif
+
+// Products of bf16 pairs in hardware: on vectors (AVX512_BF16) and on tiles (AMX).  The kernel
+// tests compile both by their definition for any CPU (CPU_BACKEND_EMULATE_...).
+#if defined(__AVX512BF16__) || defined(CPU_BACKEND_EMULATE_BF16_PAIRS)
+#define CPU_BACKEND_BF16_PAIRS
+#endif
+#if defined(__AMX_BF16__) || defined(CPU_BACKEND_EMULATE_BF16_TILES)
+#define CPU_BACKEND_BF16_TILES
 #endif
 
 namespace CPU_BACKEND_NAMESPACE {

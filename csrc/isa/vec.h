@@ -101,6 +101,16 @@ CPU_BACKEND_INLINE VecH narrow_fp16(Vec x) {
 #endif
 }
 
+// Both bf16 of a word, widened.  A pair lies in memory order, so the first is the low half of the
+// 32-bit value on little-endian machines and the high half on big-endian ones.
+constexpr bool kFirstIsLow = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+CPU_BACKEND_INLINE Vec first_of_pair(VecU words) {
+  return from_bits(kFirstIsLow ? words << 16 : words & 0xffff0000u);
+}
+CPU_BACKEND_INLINE Vec second_of_pair(VecU words) {
+  return from_bits(kFirstIsLow ? words & 0xffff0000u : words << 16);
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
 template <class V, class T>

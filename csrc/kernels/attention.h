@@ -23,7 +23,7 @@ namespace CPU_BACKEND_NAMESPACE {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-CPU_BACKEND_INLINE float exp_scalar(float x) { return exp(broadcast(x))[0]; }
+CPU_BACKEND_INLINE float exp_scalar(float x) { return exp_nonpositive(broadcast(x))[0]; }
 
 // Running softmax of some rows: unnormalized output, maximum and sum of exponentials.
 struct SoftmaxState {
@@ -114,14 +114,12 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
   }
 }
 
-// Turns scores [count] of positions first, first + 1, ... into exponentials, rescaling the state.
-CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask, float slope,
-                                    int64_t first, int64_t count, float* scores, float& max,
-                                    float& sum, float* out) {
+// Scores [count] of positions first, first + 1, ... as the softmax sees them, and their maximum.
+CPU_BACKEND_INLINE Vec mask_row(const AttendArgs& args, const RowMask& mask, float slope,
+                                int64_t first, int64_t count, float* scores, Vec best) {
   const int32_t begin = static_cast<int32_t>(mask.begin - first);
   const int32_t end = static_cast<int32_t>(mask.end - first);
   const float distance = static_cast<float>(first - mask.position);
-  Vec best = broadcast(max);
   for (int64_t i = 0; i < count; i += kLanes) {
     const VecI at = lane_index(static_cast<int32_t>(i));
     Vec s = load(scores + i);
@@ -131,6 +129,21 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
     store(scores + i, s);
     best = cpu_backend::CPU_BACKEND_TARGET::max(best, s);
   }
+  return best;
+}
+
+// Turns scores into exponentials, rescaling the state where the maximum has grown.
+CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask, float slope,
+                                    int64_t first, int64_t count, float* scores, float& max,
+                                    float& sum, float* out) {
+  const bool whole = mask.begin <= first && mask.end >= first + round_up(count, kLanes);
+  Vec best = broadcast(max);
+  if (whole && args.softcap <= 0.0f && slope == 0.0f) {  // most pages: nothing to change
+    for (int64_t i = 0; i < count; i += kLanes)
+      best = cpu_backend::CPU_BACKEND_TARGET::max(best, load(scores + i));
+  } else {
+    best = mask_row(args, mask, slope, first, count, scores, best);
+  }
   const float new_max = max_lanes(best);
   if (new_max == kMinusInfinity) {  // nothing visible so far: exp(-inf - -inf) would be NaN
     for (int64_t i = 0; i < count; i += kLanes) store(scores + i, Vec{});
@@ -138,7 +151,7 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   }
   Vec total{};
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec p = exp(load(scores + i) - new_max);
+    const Vec p = exp_nonpositive(load(scores + i) - new_max);
     store(scores + i, p);
     total = total + p;
   }
@@ -172,9 +185,10 @@ struct AttendScratch {
   }
 };
 
+// Tokens [begin, end) of one partition; the item goes on to `item_end`.
 template <class T>
 void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t begin, int64_t end,
-                      const AttendScratch<T>& scratch) {
+                      int64_t item_end, const AttendScratch<T>& scratch) {
   const PagedKv& cache = args.cache;
   const int64_t head_dim = cache.head_dim;
   const int64_t block_size = cache.block_size;
@@ -185,9 +199,14 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     const int64_t in_block = block_size - offset;
     const int64_t count = end - first < in_block ? end - first : in_block;
     const KvBlock<T> block(cache, blocks[first / block_size], item.kv_head);
-    multiply_panel<T>(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
-                      block.key + panel_offset<T>(0, offset, block_size), block_size, head_dim,
-                      scratch.scores, block_size, false);
+    // Keys are read across the page, too far apart for the hardware to fetch ahead, and pages lie
+    // anywhere: so the next page is fetched while this one is computed.
+    KvBlock<T> next{};
+    if (count == in_block && first + count < item_end)
+      next = KvBlock<T>(cache, blocks[(first + count) / block_size], item.kv_head);
+    multiply_panel(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
+                   block.key + panel_offset<T>(0, offset, block_size), block_size, head_dim,
+                   scratch.scores, block_size, false, next.key);
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
@@ -196,9 +215,9 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
                   scratch.scores + r * block_size, scratch.part.max[r], scratch.part.sum[r],
                   scratch.part.out + r * head_dim);
     }
-    multiply_panel<T>(item.row_count, head_dim, scratch.scores, block_size,
-                      block.value + panel_offset<T>(offset, 0, head_dim), head_dim, count,
-                      scratch.part.out, head_dim, true);
+    multiply_panel(item.row_count, head_dim, scratch.scores, block_size,
+                   block.value + panel_offset<T>(offset, 0, head_dim), head_dim, count,
+                   scratch.part.out, head_dim, true, next.value);
     first += count;
   }
 }
@@ -223,6 +242,9 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
   const int64_t visible_begin = row_mask(args, item.request, item.row_begin / group).begin;
   const int64_t visible_end = row_mask(args, item.request, last_row / group).end;
 
+  const int64_t parts_end = static_cast<int64_t>(item.part_end) * kPartitionTokens;
+  const int64_t item_end = parts_end < visible_end ? parts_end : visible_end;
+
   scratch.total.reset(item.row_count, head_dim);
   for (int32_t part = item.part_begin; part < item.part_end; ++part) {
     const int64_t part_begin = static_cast<int64_t>(part) * kPartitionTokens;
@@ -237,7 +259,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
     AttendScratch<T> local = scratch;
     local.part = state;
     state.reset(item.row_count, head_dim);
-    attend_partition<T>(args, item, begin, end, local);
+    attend_partition<T>(args, item, begin, end, item_end, local);
     if (!apart) merge_states(scratch.total, state, item.row_count, head_dim);
   }
   if (item.partial < 0)

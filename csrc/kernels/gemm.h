@@ -1,45 +1,86 @@
-// Linear layers: c[m][n] = sum_k a[m][k] * weight[n][k] + bias[n], weight packed once at load.
+// Linear layers: c[m][n] = sum_k a[m][k] * weight[n][k], weight packed once at load; then bias,
+// residual or gated activation while the result is in the cache.
 //
 // Packed    panels of kPanelWidth columns of n (see kernels/panel.h), one after the other; columns
-//           past n are zeros.  The storage type is the checkpoint's: fp32, bf16 or fp16, widened
-//           in registers.
+//           past n are zeros.  The storage type is the checkpoint's: fp32, bf16 or fp16.
+//           With `parts` = 2 (two weights stacked along n) panels alternate between the two, so
+//           that neighbours hold the same columns of both; results go to their natural columns.
+// Blocking  rows of a are widened to fp32 once for all panels, as deep as they fit L2; then each
+//           panel streams past them, widened in registers.  Widening a block of the panel into L1
+//           first (Goto and van de Geijn 2008) was tried and lost: the widening hides behind the
+//           multiply-adds (91 to 94 % of the peak against 94 % of fp32, Zen 3, 6 x 2 tile), while
+//           short blocks interrupt the hardware's prefetching.
 // Shapes    any m, n, k >= 1.
-// Numerics  fp32 accumulation in the order of k; bias added in fp32; one rounding, on store.
+// Numerics  fp32 accumulation in chains of kChainLength in the order of k, whatever the blocks.
+//           Without residual and activation: bias added in fp32, one rounding, on store.  With
+//           one: exactly what rounding the product on store and then running the separate op on
+//           the stored value gives.
 // Threads   none: rows x panels given by the caller; scratch of gemm_scratch_floats() per thread.
 #pragma once
 
-#include "core/slice.h"
+#include "core/gemm_plan.h"
 #include "core/view.h"
+#include "kernels/activation.h"
 #include "kernels/panel.h"
+#include "kernels/panel_tiles.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
-constexpr int64_t gemm_scratch_floats() { return kMaxRows * kWidePanels * kPanelWidth; }
+// Products that wait for the rest of their depth: 64 KiB.
+constexpr int64_t kProductFloats = 16384;
+
+constexpr int64_t gemm_scratch_floats() { return kActivationFloats + kProductFloats; }
+
+static inline int64_t panel_count(int64_t n, int parts) {
+  return parts * ceil_div(n / parts, kPanelWidth);
+}
+
+// The columns of n that a panel holds.
+static inline Slice panel_columns(int64_t n, int parts, int64_t panel) {
+  const int64_t part = n / parts;
+  const int64_t begin = panel / parts * kPanelWidth;
+  const int64_t end = begin + kPanelWidth < part ? begin + kPanelWidth : part;
+  return {panel % parts * part + begin, panel % parts * part + end};
+}
+
+// Rows of k that a packed panel is padded to, with zeros.
+#if defined(CPU_BACKEND_BF16_TILES)
+template <class T>
+constexpr int64_t kDepthMultiple = sizeof(T) == 2 && kPairing<T> == 2 ? kTileDepth : 1;
+#else
+template <class T>
+constexpr int64_t kDepthMultiple = kPairing<T>;
+#endif
 
 template <class T>
-int64_t packed_elements(int64_t n, int64_t k) {
-  return ceil_div(n, kPanelWidth) * panel_elements<T>(k, kPanelWidth);
+constexpr int64_t packed_panel_elements(int64_t k) {
+  return round_up(k, kDepthMultiple<T>) * kPanelWidth;
+}
+
+template <class T>
+int64_t packed_elements(int64_t n, int64_t k, int parts) {
+  return panel_count(n, parts) * packed_panel_elements<T>(k);
 }
 
 template <class T>
 void pack_weight(const PackArgs& args, Slice panels) {
   const T* weight = static_cast<const T*>(args.weight);
-  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
+  const int64_t elements = packed_panel_elements<T>(args.k);
   for (int64_t p = panels.begin; p < panels.end; ++p) {
     T* packed = static_cast<T*>(args.packed) + p * elements;
     for (int64_t i = 0; i < elements; ++i) packed[i] = T{};
-    for (int64_t c = 0; c < kPanelWidth && p * kPanelWidth + c < args.n; ++c) {
-      const T* column = weight + (p * kPanelWidth + c) * args.n_stride;
+    const Slice columns = panel_columns(args.n, args.parts, p);
+    for (int64_t c = columns.begin; c < columns.end; ++c)
       for (int64_t k = 0; k < args.k; ++k)
-        packed[panel_offset<T>(k, c, kPanelWidth)] = column[k * args.k_stride];
-    }
+        packed[panel_offset<T>(k, c - columns.begin, kPanelWidth)] =
+            weight[c * args.n_stride + k * args.k_stride];
   }
 }
 
 // A row lies in one column of its panel; the panel is read front to back.
 template <class T>
 void unpack_rows(const UnpackArgs& args, Slice rows) {
-  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
+  const int64_t elements = packed_panel_elements<T>(args.k);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const int64_t column = args.ids[r] % kPanelWidth;
     const T* panel = static_cast<const T*>(args.packed) + args.ids[r] / kPanelWidth * elements;
@@ -48,20 +89,35 @@ void unpack_rows(const UnpackArgs& args, Slice rows) {
   }
 }
 
+// ---- epilogues -------------------------------------------------------------------------------
+
+// What is left of x after storing it as a T and loading it again.
+template <class T>
+CPU_BACKEND_INLINE Vec rounded(Vec x) {
+  T stored[kLanes];
+  store(stored, x);
+  return load(stored);
+}
+
 template <class T, class Out>
 void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
                     int64_t columns, const float* block, int64_t block_stride) {
-  const T* bias = args.bias ? static_cast<const T*>(args.bias) + column : nullptr;
+  const T* bias = args.epilogue.bias ? static_cast<const T*>(args.epilogue.bias) + column : nullptr;
+  const Out* residual = static_cast<const Out*>(args.epilogue.residual);
   for (int64_t r = 0; r < rows; ++r) {
     Out* c = static_cast<Out*>(args.c) + (row + r) * args.c_stride + column;
+    const Out* add =
+        residual ? residual + (row + r) * args.epilogue.residual_stride + column : nullptr;
     for_each_vector(columns, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       Vec v = load(block + r * block_stride + i);
       if (bias) v = v + load_n(bias + i, n);
+      if (add) v = rounded<Out>(v) + load_n(add + i, n);
       store_n(c + i, v, n);
     });
   }
 }
 
+// block [rows][columns] to c, with bias and residual.
 template <class T>
 void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column, int64_t columns,
                  const float* block, int64_t block_stride) {
@@ -72,47 +128,191 @@ void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
   }
 }
 
-// Rows [rows.begin, rows.end) x panels [panels.begin, panels.end) of c.
-template <class T>
-void gemm(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const int64_t elements = panel_elements<T>(args.k, kPanelWidth);
-  const T* packed = static_cast<const T*>(args.packed);
-  constexpr int64_t kStride = kWidePanels * kPanelWidth;
-  const auto multiply_wide = [&](int64_t row, int64_t panel) CPU_BACKEND_LAMBDA {
-    multiply_tile<T, 1, kPanelVecs, kWidePanels>(args.a + row * args.a_stride, args.a_stride,
-                                                 packed + panel * elements, kPanelWidth, elements,
-                                                 args.k, scratch, kStride, false);
-  };
-  const bool single = rows.end - rows.begin == 1;
-  for (int64_t p = panels.begin; p < panels.end;) {
-    const int64_t column = p * kPanelWidth;
-    if (single && p + kWidePanels <= panels.end) {
-      multiply_wide(rows.begin, p);
-      const int64_t columns = args.n - column < kStride ? args.n - column : kStride;
-      store_block<T>(args, rows.begin, 1, column, columns, scratch, kStride);
-      p += kWidePanels;
-      continue;
-    }
-    const int64_t columns = args.n - column < kPanelWidth ? args.n - column : kPanelWidth;
-    for (int64_t r = rows.begin; r < rows.end; r += kMaxRows) {
-      const int64_t count = rows.end - r < kMaxRows ? rows.end - r : kMaxRows;
-      multiply_panel<T>(count, kPanelWidth, args.a + r * args.a_stride, args.a_stride,
-                        packed + p * elements, kPanelWidth, args.k, scratch, kStride, false);
-      store_block<T>(args, r, count, column, columns, scratch, kStride);
-    }
-    ++p;
+// c = act(gate) * up for one pair of panels, blocks [rows][kPanelWidth] one after the other.
+template <class T, Activation kKind>
+void store_gated_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
+                    int64_t columns, const float* block) {
+  const T* bias = static_cast<const T*>(args.epilogue.bias);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* gate = block + r * kPanelWidth;
+    const float* up = gate + rows * kPanelWidth;
+    T* c = static_cast<T*>(args.c) + (row + r) * args.c_stride + column;
+    for_each_vector(columns, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      Vec g = load(gate + i);
+      Vec u = load(up + i);
+      if (bias) {
+        g = g + load_n(bias + column + i, n);
+        u = u + load_n(bias + args.n / 2 + column + i, n);
+      }
+      store_n(c + i, activate<kKind>(rounded<T>(g)) * rounded<T>(u), n);
+    });
   }
 }
 
-// y[i] = fp32 of x[i]
 template <class T>
-void to_float_rows(const void* x, int64_t x_stride, float* y, int64_t size, Slice rows) {
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    const T* source = static_cast<const T*>(x) + r * x_stride;
-    for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store_n(y + r * size + i, load_n(source + i, n), n);
-    });
+void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column, int64_t columns,
+                 const float* block) {
+  switch (args.epilogue.activation) {
+    case Activation::kSilu:
+      return store_gated_as<T, Activation::kSilu>(args, row, rows, column, columns, block);
+    case Activation::kGelu:
+      return store_gated_as<T, Activation::kGelu>(args, row, rows, column, columns, block);
+    case Activation::kGeluTanh:
+      return store_gated_as<T, Activation::kGeluTanh>(args, row, rows, column, columns, block);
+    case Activation::kGeluQuick:
+      return store_gated_as<T, Activation::kGeluQuick>(args, row, rows, column, columns, block);
   }
+}
+
+// ---- the product -----------------------------------------------------------------------------
+
+// The type in which rows of a meet a panel of T.
+template <class T>
+struct LeftOf {
+  using Type = float;
+};
+#if defined(CPU_BACKEND_BF16_PAIRS)
+template <>
+struct LeftOf<bf16_t> {
+  using Type = bf16_t;
+};
+#endif
+
+// Some rows of a, a part of the depth, and the panels they are multiplied with.
+template <class T>
+struct GemmStep {
+  const typename LeftOf<T>::Type* a;
+  int64_t a_stride;
+  int64_t rows, depth;
+  const T* panel;
+  int64_t panel_elements;
+  float* c;  // [panels][rows][kPanelWidth]
+  bool accumulate;
+};
+
+// Rows that have the type already are read where they lie, others are widened into `wide`.
+template <class T>
+void take_rows(GemmStep<T>& step, const T* a, int64_t a_stride, float* wide) {
+  if constexpr (sizeof(T) == sizeof(typename LeftOf<T>::Type)) {
+    step.a = a;
+    step.a_stride = a_stride;
+  } else {
+    step.a = wide;
+    step.a_stride = padded_depth(step.depth);
+    for (int64_t r = 0; r < step.rows; ++r)
+      for_each_vector(step.depth, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+        store_n(wide + r * step.a_stride + i, load_n(a + r * a_stride + i, n), n);
+      });
+  }
+}
+
+// Panels that one or two rows take side by side: they alone have too few independent multiply-adds
+// to hide the latency of one (4 cycles, two per cycle), and each panel is one more stream of
+// memory. Three rows with two panels would need 17 registers.
+CPU_BACKEND_INLINE int64_t panels_at_once(int64_t rows) {
+  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
+}
+
+template <int kRows, int kPanels, class T>
+CPU_BACKEND_INLINE void multiply_side_by_side(const GemmStep<T>& step) {
+  multiply_tile<false, typename LeftOf<T>::Type, T, kRows, kPanelVecs, kPanels>(
+      step.a, step.a_stride, step.panel, kPanelWidth, step.panel_elements, step.depth, step.c,
+      kPanelWidth, kRows * kPanelWidth, step.accumulate, {});
+}
+
+template <class T>
+void multiply_panels(const GemmStep<T>& step, int64_t panels) {
+  if (panels == 4) return multiply_side_by_side<1, 4>(step);
+  if (panels == 3) return multiply_side_by_side<1, 3>(step);
+  if (panels == 2 && step.rows == 1) return multiply_side_by_side<1, 2>(step);
+  if (panels == 2) return multiply_side_by_side<2, 2>(step);
+  // With several tiles only the first would wait for the panel, and longer than it computes: so all
+  // of them fetch the next one.  A single tile is best left to the hardware.
+  const T* next = step.rows > kMaxRows ? step.panel + step.panel_elements : nullptr;
+  multiply_panel(step.rows, kPanelWidth, step.a, step.a_stride, step.panel, kPanelWidth, step.depth,
+                 step.c, kPanelWidth, step.accumulate, next);
+}
+
+#if defined(CPU_BACKEND_BF16_TILES)
+// Tiles read whole multiples of their depth: where a row ends before, a copy ends in zeros.
+template <>
+inline void take_rows(GemmStep<bf16_t>& step, const bf16_t* a, int64_t a_stride, float* scratch) {
+  const int64_t padded = round_up(step.depth, kTileDepth);
+  step.a = a;
+  step.a_stride = a_stride;
+  if (padded > step.depth) {
+    bf16_t* copy = reinterpret_cast<bf16_t*>(scratch);
+    for (int64_t r = 0; r < step.rows; ++r)
+      for (int64_t k = 0; k < padded; ++k)
+        copy[r * padded + k] = k < step.depth ? a[r * a_stride + k] : bf16_t{};
+    step.a = copy;
+    step.a_stride = padded;
+  }
+}
+
+template <>
+inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
+  for (int64_t p = 0; p < panels; ++p)
+    multiply_in_tiles(step.rows, step.a, step.a_stride, step.panel + p * step.panel_elements,
+                      round_up(step.depth, kTileDepth), step.c + p * step.rows * kPanelWidth,
+                      step.accumulate);
+}
+#endif
+
+template <class T>
+void store_panels(const GemmArgs& args, int64_t row, int64_t rows, Slice panels, const float* c) {
+  const int64_t size = rows * kPanelWidth;
+  const int step = args.epilogue.gated ? 2 : 1;
+  for (int64_t p = panels.begin; p < panels.end; p += step, c += step * size) {
+    const Slice to = panel_columns(args.n, args.parts, p);
+    if (args.epilogue.gated) {
+      store_gated<T>(args, row, rows, to.begin, to.end - to.begin, c);
+    } else {
+      store_block<T>(args, row, rows, to.begin, to.end - to.begin, c, kPanelWidth);
+    }
+  }
+}
+
+// Rows that gemm_rows() allows, by panels.
+template <class T>
+void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
+  const int64_t elements = packed_panel_elements<T>(args.k);
+  const T* a = static_cast<const T*>(args.a) + rows.begin * args.a_stride;
+  float* products = scratch + kActivationFloats;
+  GemmStep<T> step{};
+  step.rows = rows.end - rows.begin;
+  step.panel_elements = elements;
+
+  // As deep as the activations fit.  Then panels go in groups: as many as their products can wait,
+  // or, where nothing waits, those that are taken at once.
+  const int64_t deep = gemm_depth(step.rows, args.k);
+  const int64_t at_once = panels_at_once(step.rows);
+  const int64_t pair = args.epilogue.gated ? 2 : 1;
+  const int64_t waiting = kProductFloats / (step.rows * kPanelWidth) / pair * pair;
+  const int64_t group = deep < args.k ? waiting : at_once > pair ? at_once : pair;
+  for (int64_t p = panels.begin; p < panels.end; p += group) {
+    const int64_t end = p + group < panels.end ? p + group : panels.end;
+    for (int64_t k = 0; k < args.k; k += deep) {
+      step.depth = args.k - k < deep ? args.k - k : deep;
+      step.accumulate = k > 0;
+      if (deep < args.k || p == panels.begin) take_rows(step, a + k, args.a_stride, scratch);
+      for (int64_t q = p; q < end; q += at_once) {
+        step.panel = static_cast<const T*>(args.packed) + q * elements + k * kPanelWidth;
+        step.c = products + (q - p) * step.rows * kPanelWidth;
+        multiply_panels(step, end - q < at_once ? end - q : at_once);
+      }
+    }
+    store_panels<T>(args, rows.begin, step.rows, {p, end}, products);
+  }
+}
+
+// Rows [rows.begin, rows.end) x panels [panels.begin, panels.end) of c; with a gated epilogue
+// panels come in whole pairs.
+template <class T>
+void gemm(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
+  const int64_t step = gemm_rows(rows.end - rows.begin, args.k);
+  for (int64_t r = rows.begin; r < rows.end; r += step)
+    gemm_block<T>(args, {r, r + step < rows.end ? r + step : rows.end}, panels, scratch);
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

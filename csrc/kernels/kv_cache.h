@@ -21,9 +21,10 @@ namespace CPU_BACKEND_NAMESPACE {
 
 template <class T>
 struct KvBlock {
-  T* key;
-  T* value;
+  T* key = nullptr;
+  T* value = nullptr;
 
+  KvBlock() = default;
   CPU_BACKEND_INLINE KvBlock(const PagedKv& cache, int64_t block, int64_t head)
       : key(static_cast<T*>(cache.base) + block * cache.block_stride + head * cache.head_stride),
         value(key + static_cast<int64_t>(cache.block_size) * cache.head_dim) {}

@@ -13,21 +13,13 @@
 //           on its batch.
 #pragma once
 
-#include "core/slice.h"
-#include "isa/vec.h"
+#include "core/gemm_plan.h"
+#include "isa/bf16_pairs.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
 constexpr int kPanelVecs = 2;
 constexpr int kPanelWidth = kPanelVecs * kLanes;
-// Panels that a single row reads side by side: 4 x 2 independent chains hide the latency of the
-// multiply-add (4 cycles, two per cycle), and four streams keep the prefetchers busy.
-constexpr int kWidePanels = 4;
-
-// One chain over all of k loses up to 5 times what torch's blocked sums lose at k = 1536; chains of
-// 128 stay within twice that and cost about 2 % (one load, add and store per 128 steps).
-constexpr int64_t kChainLength = 128;
-
 // Rows of k that share one word.
 template <class T>
 constexpr int kPairing = 1;
@@ -46,10 +38,6 @@ template <class T>
 constexpr int64_t panel_elements(int64_t k, int64_t width) {
   return round_up(k, kPairing<T>) * width;
 }
-
-// The pair lies in memory order, so the even row is the low half of the 32-bit value on
-// little-endian machines and the high half on big-endian ones.
-constexpr bool kEvenIsLow = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
 
 template <int kRows, int kVecs, int kPanels>
 struct Tile {
@@ -81,83 +69,144 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
   Vec w[kVecs];
   for (int v = 0; v < kVecs; ++v) {
     words[v] = load_raw<VecU>(b + v * 2 * kLanes);
-    w[v] = from_bits(kEvenIsLow ? words[v] << 16 : words[v] & 0xffff0000u);
+    w[v] = first_of_pair(words[v]);
   }
   tile.multiply_add(a, a_stride, k, panel, w);
   if (!both) return;
-  for (int v = 0; v < kVecs; ++v)
-    w[v] = from_bits(kEvenIsLow ? words[v] & 0xffff0000u : words[v] << 16);
+  for (int v = 0; v < kVecs; ++v) w[v] = second_of_pair(words[v]);
   tile.multiply_add(a, a_stride, k + 1, panel, w);
 }
 
-// Rows [k, k + depth) of the panels, from zero.
-template <class T, int kRows, int kVecs, int kPanels>
-CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const float* a,
-                                   int64_t a_stride, int64_t k, int64_t depth, const T* b,
-                                   int64_t b_stride, int64_t b_panel_stride) {
-  const int64_t end = k + depth;
+#if defined(CPU_BACKEND_BF16_PAIRS)
+// One pair of steps with bf16 on both sides; without `both` the second of the pair is zero.
+template <int kRows, int kVecs, int kPanels>
+CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const bf16_t* a,
+                                       int64_t a_stride, int64_t k, const bf16_t* b, int panel,
+                                       bool both) {
+  VecU words[kVecs];
+  for (int v = 0; v < kVecs; ++v) words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+  for (int r = 0; r < kRows; ++r) {
+    const bf16_t* from = a + r * a_stride + k;
+    const bf16_t single[2] = {*from, bf16_t{}};
+    const uint32_t pair = load_raw<uint32_t>(both ? from : single);
+    for (int v = 0; v < kVecs; ++v)
+      tile.acc[panel][r][v] = dot_pairs(tile.acc[panel][r][v], VecU{} + pair, words[v]);
+  }
+}
+#endif
+
+// A part of what comes next, fetched into L2 while this is computed: `step` bytes with each load of
+// the panel.  Without it (null) the hardware fetches ahead, which is best for a single stream.
+struct Ahead {
+  const char* at;
+  int64_t step;
+};
+
+// `depth` steps of one chain.
+template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a, int64_t a_stride,
+                                   int64_t depth, const T* b, int64_t b_stride,
+                                   int64_t b_panel_stride, Ahead& ahead) {
   const int64_t step = kPairing<T> * b_stride;
+  const auto fetch = [&]() CPU_BACKEND_LAMBDA {
+    if constexpr (kFetch) {
+      __builtin_prefetch(ahead.at, 0, 2);
+      ahead.at += ahead.step;
+    }
+  };
+  int64_t k = 0;
   if constexpr (kPairing<T> == 2) {
-    for (; k + 2 <= end; k += 2, b += step)
+    for (; k + 2 <= depth; k += 2, b += step) {
+      fetch();
       for (int p = 0; p < kPanels; ++p)
         tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, true);
-    if (k < end)
+    }
+    if (k < depth)
       for (int p = 0; p < kPanels; ++p)
         tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, false);
   } else {
-    for (; k < end; ++k, b += step)
+    for (; k < depth; ++k, b += step) {
+      fetch();
       for (int p = 0; p < kPanels; ++p)
         tile_step<T>(tile, a, a_stride, k, b + p * b_panel_stride, p);
+    }
   }
 }
 
-// c[r][p * kVecs * kLanes + ...] (+)= sum over k of a[r][k] * panel_p(k, ...).
-template <class T, int kRows, int kVecs, int kPanels>
-void multiply_tile(const float* a, int64_t a_stride, const T* b, int64_t b_stride,
-                   int64_t b_panel_stride, int64_t depth, float* c, int64_t c_stride,
-                   bool accumulate) {
+// c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
+// bf16 where the target multiplies pairs.
+template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b, int64_t b_stride,
+                                        int64_t b_panel_stride, int64_t depth, float* c,
+                                        int64_t c_stride, int64_t c_panel_stride, bool accumulate,
+                                        Ahead ahead) {
   for (int64_t k = 0; k < depth; k += kChainLength) {
     Tile<kRows, kVecs, kPanels> tile{};
     const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
-    tile_steps(tile, a, a_stride, k, steps, b + k * b_stride, b_stride, b_panel_stride);
+    tile_steps<kFetch>(tile, a + k, a_stride, steps, b + k * b_stride, b_stride, b_panel_stride,
+                       ahead);
     const bool add = accumulate || k > 0;
     for (int p = 0; p < kPanels; ++p)
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVecs; ++v) {
-          float* at = c + r * c_stride + (p * kVecs + v) * kLanes;
+          float* at = c + p * c_panel_stride + r * c_stride + v * kLanes;
           store(at, add ? load(at) + tile.acc[p][r][v] : tile.acc[p][r][v]);
         }
   }
 }
 
 // Any number of rows up to kMaxRows, as a compile-time constant.
-template <class T, int kVecs, int kRows = kMaxRows>
-CPU_BACKEND_INLINE void multiply_rows(int rows, const float* a, int64_t a_stride, const T* b,
+template <bool kFetch, int kVecs, int kRows = kMaxRows, class A, class T>
+CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride, const T* b,
                                       int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
-                                      bool accumulate) {
+                                      bool accumulate, Ahead ahead) {
   if (rows == kRows) {
-    multiply_tile<T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, accumulate);
+    multiply_tile<kFetch, A, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
+                                                 accumulate, ahead);
   } else if constexpr (kRows > 1) {
-    multiply_rows<T, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
-                                       accumulate);
+    multiply_rows<kFetch, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
+                                            accumulate, ahead);
   }
 }
 
-// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.
-template <class T>
-void multiply_panel(int64_t rows, int64_t columns, const float* a, int64_t a_stride, const T* b,
-                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate) {
-  constexpr int64_t kPair = kPairing<T>;
-  for (int64_t r = 0; r < rows; r += kMaxRows) {
-    const int count = static_cast<int>(rows - r < kMaxRows ? rows - r : kMaxRows);
-    int64_t n = 0;
-    for (; n + kPanelWidth <= columns; n += kPanelWidth)
-      multiply_rows<T, kPanelVecs>(count, a + r * a_stride, a_stride, b + n * kPair, b_stride,
-                                   depth, c + r * c_stride + n, c_stride, accumulate);
-    for (; n < columns; n += kLanes)
-      multiply_rows<T, 1>(count, a + r * a_stride, a_stride, b + n * kPair, b_stride, depth,
-                          c + r * c_stride + n, c_stride, accumulate);
+// f(first row, rows) for tiles that differ by at most one row: 8 rows are 4 + 4, not 6 + 2, because
+// a small tile has too few chains to hide the latency of a multiply-add.
+template <class F>
+CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
+  const int64_t tiles = ceil_div(rows, kMaxRows);
+  for (int64_t t = 0; t < tiles; ++t) {
+    const Slice tile = split(rows, tiles, t);
+    f(tile.begin, tile.end - tile.begin);
   }
+}
+
+// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.  With `next`, as
+// much memory from there on is fetched into L2 meanwhile as the panel takes.
+template <class A, class T>
+void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
+                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                    const T* next) {
+  constexpr int64_t kPair = kPairing<T>;
+  constexpr int64_t kLoad = kPair * kPanelWidth * static_cast<int64_t>(sizeof(T));
+  Ahead ahead{reinterpret_cast<const char*>(next), kLoad / ceil_div(rows, kMaxRows)};
+  for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
+    const A* left = a + row * a_stride;
+    float* out = c + row * c_stride;
+    int64_t n = 0;
+    for (; n + kPanelWidth <= columns; n += kPanelWidth) {
+      if (next) {
+        multiply_rows<true, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                        out + n, c_stride, accumulate, ahead);
+        ahead.at += depth / kPair * ahead.step;
+      } else {
+        multiply_rows<false, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                         out + n, c_stride, accumulate, {});
+      }
+    }
+    for (; n < columns; n += kLanes)
+      multiply_rows<false, 1>(count, left, a_stride, b + n * kPair, b_stride, depth, out + n,
+                              c_stride, accumulate, {});
+  });
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -229,7 +229,7 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
   const QuantLayout& layout = args.layout;
   const bool quads = uses_quads(layout);
   GemmArgs out{};
-  out.bias = args.bias;
+  out.epilogue.bias = args.bias;
   out.c = args.c;
   out.c_stride = args.c_stride;
   out.float_output = args.float_output;

@@ -28,7 +28,7 @@ namespace CPU_BACKEND_NAMESPACE {
 
 // The byte of a word that holds channel c of its four.
 constexpr int byte_of_channel(int c) {
-  return kEvenIsLow ? (c & 1) * 2 + (c >> 1) : (1 - (c & 1)) * 2 + (c >> 1);
+  return kFirstIsLow ? (c & 1) * 2 + (c >> 1) : (1 - (c & 1)) * 2 + (c >> 1);
 }
 
 // Within a step of 8 channels: the word of channel c, and where in it the code begins.

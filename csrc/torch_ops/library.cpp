@@ -143,6 +143,17 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.impl("packed_rows", torch::dispatch(c10::DispatchKey::CPU, packed_rows));
   m.def("keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()");
   m.impl("keep_top_", torch::dispatch(c10::DispatchKey::CPU, keep_top));
+  m.def("pack_linear(Tensor weight, int parts) -> int");
+  m.impl("pack_linear", torch::dispatch(c10::DispatchKey::CPU, pack_linear));
+  m.def("linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()");
+  m.impl("linear_add", torch::dispatch(c10::DispatchKey::CPU, linear_add));
+  m.def(
+      "linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, "
+      "str activation) -> ()");
+  m.impl("linear_act_and_mul", torch::dispatch(c10::DispatchKey::CPU, linear_act_and_mul));
+  m.def("read_bytes(Tensor data) -> int");
+  m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
+  m.def("multiply_adds(int steps) -> int", multiply_adds);
   m.def(
       "pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, "
       "Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, "

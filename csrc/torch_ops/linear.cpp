@@ -1,9 +1,9 @@
-// Linear layers: packing and running unquantized weights, behind the host's three names for it, and
-// the one op that runs any packed weight (quantized ones: quant_linear.cpp).
+// Unquantized linear layers behind the host's three names for it.
 //
 // The host packs a weight once ("create"), keeps the number it gets, frees its own copy and calls
 // with activations from then on.  The names say oneDNN because the host's own code does; what runs
 // here is this project's packed GEMM (kernels/gemm.h).
+#include "core/gemm_plan.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/packed_linear.h"
 #include "torch_ops/parallel.h"
@@ -11,7 +11,6 @@
 #include "torch_ops/weight_memory.h"
 
 namespace cpu_backend {
-
 const PackedLinear& packed_linear(int64_t handle) {
   TORCH_CHECK_VALUE(handle != 0, "this linear layer has no packed weight.");
   return *reinterpret_cast<const PackedLinear*>(handle);
@@ -19,46 +18,47 @@ const PackedLinear& packed_linear(int64_t handle) {
 
 namespace {
 
-constexpr int64_t kCacheBytes = 256 * 1024;  // what a thread may count on in L2, half of it
-
-struct GemmSplit {
-  int64_t row_step, panel_step;
-};
-
-// Rows per item so that their activations stay in L2 while the panels pass by; panels per item so
-// that every thread gets about eight items, and wide groups stay whole.
-GemmSplit split_gemm(int64_t m, int64_t k, int64_t panels, int64_t wide, int64_t threads) {
-  constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
-  const int64_t fitting = kCacheBytes / (k * static_cast<int64_t>(sizeof(float)));
-  const int64_t rows = std::max(kTileRows, fitting / kTileRows * kTileRows);
-  const int64_t row_step = std::min(m, rows);
-  const int64_t row_items = ceil_div(m, row_step);
-  const int64_t panel_items = std::max<int64_t>(1, ceil_div(8 * threads, row_items));
-  const int64_t panel_step = round_up(ceil_div(panels, panel_items), m == 1 ? wide : 1);
-  return {row_step, panel_step};
+int64_t pack(const at::Tensor& weight, int64_t n, int64_t k, int64_t n_stride, int64_t k_stride,
+             int64_t parts) {
+  TORCH_CHECK_VALUE(n > 0 && k > 0, "a linear weight must have rows and columns, this one is ",
+                    weight.sizes(), ".");
+  TORCH_CHECK_VALUE(parts >= 1 && parts <= 2 && n % parts == 0, n,
+                    " output features cannot be packed in ", parts, " equal parts.");
+  const DType dtype = dtype_of(weight, "weight");
+  const KernelTable& table = kernels();
+  auto linear = std::make_unique<PackedLinear>();
+  linear->dtype = weight.scalar_type();
+  linear->n = n;
+  linear->k = k;
+  linear->parts = static_cast<int>(parts);
+  linear->packed =
+      WeightMemory::allocate(table.packed_elements(dtype, n, k, linear->parts), weight.options());
+  const PackArgs args{weight.data_ptr(),        n_stride, k_stride, n, k, linear->parts,
+                      linear->packed.data_ptr()};
+  parallel_slices(table.panel_count(n, linear->parts), row_grain(k * table.panel_width),
+                  [&](Slice panels) { table.pack_weight(dtype, args, panels); });
+  return reinterpret_cast<int64_t>(linear.release());
 }
 
-at::Tensor as_float_rows(const at::Tensor& a, DType dtype) {
-  if (dtype == DType::kFloat32) return a;
-  at::Tensor converted = at::empty(a.sizes(), a.options().dtype(at::kFloat));
-  float* data = converted.data_ptr<float>();
-  parallel_slices(a.size(0), row_grain(a.size(1)),
-                  [=, x = a.data_ptr(), stride = a.stride(0), size = a.size(1)](Slice rows) {
-                    kernels().to_float_rows(dtype, x, stride, data, size, rows);
-                  });
-  return converted;
+Activation activation_named(c10::string_view name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  TORCH_CHECK_VALUE(false, "activation '", name, "' is unknown: silu, gelu and gelu_tanh are.");
 }
 
 // [..., k] as [tokens, k]; a layout that only a copy can flatten is copied.
-at::Tensor as_matrix(const at::Tensor& x) {
+at::Tensor token_rows(const at::Tensor& x) {
+  if (x.dim() == 2) return x;
   at::Tensor flat = x.reshape({-1, x.size(-1)});
   if (StepRecording* recording = StepRecording::current(); recording && !flat.is_alias_of(x))
     recording->fail("a linear layer's input is strided");
   return flat;
 }
 
+// c = a * weight^T and what `epilogue` says; a [m, k], c [m, columns].
 void run_linear(const PackedLinear& weight, const at::Tensor& a,
-                const std::optional<at::Tensor>& bias, const at::Tensor& c) {
+                const std::optional<at::Tensor>& bias, GemmEpilogue epilogue, const at::Tensor& c) {
   TORCH_CHECK_TYPE(weight.quantized || a.scalar_type() == weight.dtype, "activations have dtype ",
                    a.scalar_type(), " but the weight was packed as ", weight.dtype, ".");
   const bool float_output = c.scalar_type() == at::kFloat;
@@ -68,39 +68,34 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
   check_dense_last_dim(a, "input");
   const Rows out = rows_of(c, "output");
   const int64_t m = a.size(0);
-  TORCH_CHECK_VALUE(out.size == weight.n && out.count == m, "output has shape ", c.sizes(),
-                    ", expected [", m, ", ", weight.n, "].");
+  const int64_t columns = epilogue.gated ? weight.n / 2 : weight.n;
+  TORCH_CHECK_VALUE(out.size == columns && out.count == m, "output has shape ", c.sizes(),
+                    ", expected [", m, ", ", columns, "].");
   if (bias) {
     check_same_dtype(*bias, "bias", a, "input");
     check_shape(*bias, {weight.n}, "bias");
     check_dense_last_dim(*bias, "bias");
+    epilogue.bias = bias->const_data_ptr();
   }
   if (m == 0) return;
   const DType dtype = dtype_of(a, "input");
-  if (weight.quantized) return run_quantized(weight, a, bias, c);
-  const at::Tensor source = as_float_rows(a, dtype);
-  const GemmArgs args{source.const_data_ptr<float>(),
-                      source.stride(0),
-                      weight.packed.const_data_ptr(),
-                      bias ? bias->const_data_ptr() : nullptr,
-                      out.data,
-                      out.stride,
-                      float_output,
-                      m,
-                      weight.n,
-                      weight.k};
+  if (weight.quantized) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!epilogue.residual && !epilogue.gated,
+                                "a quantized weight takes neither residual nor activation.");
+    return run_quantized(weight, a, bias, c);
+  }
+  const GemmArgs args{a.const_data_ptr(), a.stride(0), weight.packed.const_data_ptr(),
+                      weight.parts,       out.data,    out.stride,
+                      float_output,       m,           weight.n,
+                      weight.k,           epilogue};
   const KernelTable& table = kernels();
-  const int64_t panels = ceil_div(weight.n, table.panel_width);
-  const GemmSplit step = split_gemm(m, weight.k, panels, table.wide_panels, at::get_num_threads());
-  const int64_t panel_items = ceil_div(panels, step.panel_step);
-  const int64_t items = panel_items * ceil_div(m, step.row_step);
-  const auto run_item = [=, gemm = table.gemm](int64_t item, float* scratch) {
-    const int64_t row = item / panel_items * step.row_step;
-    const int64_t panel = item % panel_items * step.panel_step;
-    gemm(dtype, args, {row, std::min(row + step.row_step, m)},
-         {panel, std::min(panel + step.panel_step, panels)}, scratch);
-  };
-  parallel_items([items] { return items; }, table.gemm_scratch_floats, run_item);
+  const GemmShape shape{m, weight.n, weight.k, table.panel_count(weight.n, weight.parts),
+                        epilogue.gated ? 2 : 1};
+  const GemmPlan plan = plan_gemm(shape, at::get_num_threads());
+  parallel_items([=] { return plan.items(); }, table.gemm_scratch_floats,
+                 [=, gemm = table.gemm](int64_t item, float* scratch) {
+                   gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
+                 });
 }
 
 }  // namespace
@@ -108,22 +103,13 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
 int64_t create_linear(const at::Tensor& weight, int64_t) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "a linear weight must be a matrix, this one is ",
                     weight.sizes(), ".");
-  TORCH_CHECK_VALUE(weight.numel() > 0, "a linear weight must have rows and columns, this one is ",
+  return pack(weight, weight.size(1), weight.size(0), weight.stride(1), weight.stride(0), 1);
+}
+
+int64_t pack_linear(const at::Tensor& weight, int64_t parts) {
+  TORCH_CHECK_VALUE(weight.dim() == 2, "a linear weight must be a matrix, this one is ",
                     weight.sizes(), ".");
-  const DType dtype = dtype_of(weight, "weight");
-  const int64_t k = weight.size(0);
-  const int64_t n = weight.size(1);
-  const KernelTable& table = kernels();
-  auto linear = std::make_unique<PackedLinear>();
-  linear->packed = WeightMemory::allocate(table.packed_elements(dtype, n, k), weight.options());
-  linear->dtype = weight.scalar_type();
-  linear->n = n;
-  linear->k = k;
-  const PackArgs args{weight.data_ptr(),        weight.stride(1), weight.stride(0), n, k,
-                      linear->packed.data_ptr()};
-  parallel_slices(ceil_div(n, table.panel_width), row_grain(k * table.panel_width),
-                  [&](Slice panels) { table.pack_weight(dtype, args, panels); });
-  return reinterpret_cast<int64_t>(linear.release());
+  return pack(weight, weight.size(0), weight.size(1), weight.stride(0), weight.stride(1), parts);
 }
 
 void release_linear(int64_t handle) { delete reinterpret_cast<PackedLinear*>(handle); }
@@ -136,15 +122,14 @@ at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
   at::DimVector shape(x.sizes());
   shape.back() = weight.n;
   at::Tensor out = at::empty(shape, float_output ? x.options().dtype(at::kFloat) : x.options());
-  const bool flat = x.dim() == 2;
-  at::Tensor rows = flat ? out : out.view({-1, weight.n});
-  run_linear(weight, flat ? x : as_matrix(x), bias, rows);
+  run_linear(weight, token_rows(x), bias, {}, x.dim() == 2 ? out : out.view({-1, weight.n}));
   return out;
 }
 
 at::Tensor packed_rows(const at::Tensor& ids, int64_t handle) {
   const PackedLinear& weight = packed_linear(handle);
-  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized, "rows of a quantized weight cannot be read.");
+  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized && weight.parts == 1,
+                              "a weight that is quantized or packed in parts gives no rows back.");
   typed_data<int64_t>(ids, "ids");
   at::DimVector shape(ids.sizes());
   shape.push_back(weight.k);
@@ -161,9 +146,31 @@ at::Tensor packed_rows(const at::Tensor& ids, int64_t handle) {
   return out;
 }
 
+void linear_add(at::Tensor& residual, const at::Tensor& x, int64_t handle,
+                const std::optional<at::Tensor>& bias) {
+  const PackedLinear& weight = packed_linear(handle);
+  check_same_dtype(residual, "residual", x, "input");
+  GemmEpilogue epilogue{};
+  epilogue.residual = residual.const_data_ptr();
+  epilogue.residual_stride = rows_of(residual, "residual").stride;
+  run_linear(weight, token_rows(x), bias, epilogue, residual);
+}
+
+void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
+                        const std::optional<at::Tensor>& bias, c10::string_view activation) {
+  const PackedLinear& weight = packed_linear(handle);
+  TORCH_CHECK_VALUE(weight.parts == 2,
+                    "the weight must be packed in 2 parts to have its halves multiplied.");
+  check_same_dtype(out, "output", x, "input");
+  GemmEpilogue epilogue{};
+  epilogue.gated = true;
+  epilogue.activation = activation_named(activation);
+  run_linear(weight, token_rows(x), bias, epilogue, out);
+}
+
 void onednn_mm(at::Tensor& c, const at::Tensor& a, const std::optional<at::Tensor>& bias,
                const at::Tensor& handle) {
-  run_linear(packed_linear(handle.item<int64_t>()), a, bias, c);
+  run_linear(packed_linear(handle.item<int64_t>()), a, bias, {}, c);
 }
 
 }  // namespace cpu_backend

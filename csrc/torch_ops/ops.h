@@ -30,12 +30,17 @@ void rotary_embedding(const at::Tensor& positions, at::Tensor& query, OptionalTe
 
 // linear.cpp
 int64_t create_linear(const at::Tensor& weight, int64_t primitive_cache_size);
+int64_t pack_linear(const at::Tensor& weight, int64_t parts);
 void release_linear(int64_t handle);
 void onednn_mm(at::Tensor& c, const at::Tensor& a, const OptionalTensor& bias,
                const at::Tensor& handle);
 at::Tensor packed_rows(const at::Tensor& ids, int64_t handle);
 at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
                   const OptionalTensor& bias, bool float_output);
+void linear_add(at::Tensor& residual, const at::Tensor& x, int64_t handle,
+                const OptionalTensor& bias);
+void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
+                        const OptionalTensor& bias, c10::string_view activation);
 
 // quant_linear.cpp
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
@@ -83,6 +88,10 @@ at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds
 void keep_top(at::Tensor& logits, const OptionalTensor& k, const OptionalTensor& p);
 void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mask,
                                 const at::Tensor& output_mask, const at::Tensor& penalties);
+
+// limits.cpp
+int64_t read_bytes(const at::Tensor& data);
+int64_t multiply_adds(int64_t steps);
 
 // runtime.cpp
 bool bind_threads(at::IntArrayRef cpus);

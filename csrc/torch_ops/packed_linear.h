@@ -24,6 +24,7 @@ struct PackedLinear {
   at::Tensor packed;
   at::ScalarType dtype;  // of the storage; activations have the same unless it is quantized
   int64_t n, k;
+  int parts = 1;  // weights side by side, see kernels/gemm.h
   std::unique_ptr<QuantizedWeight> quantized;
 };
 

@@ -5,6 +5,11 @@
 #include <cstdarg>
 #include <cstdlib>
 
+namespace cpu_backend {
+extern const KernelTable* const k_emulated_bf16_pairs_table;
+extern const KernelTable* const k_emulated_bf16_tiles_table;
+}  // namespace cpu_backend
+
 namespace cpu_backend::test {
 namespace {
 
@@ -61,6 +66,17 @@ void for_each_target(const std::function<void(const KernelTable&)>& run) {
     if (!target.runnable || (only && *only && strcmp(only, target.name) != 0)) continue;
     current_target = target.name;
     run(*target.table);
+  }
+  current_target = "";
+}
+
+void for_each_linear_target(const std::function<void(const KernelTable&)>& run) {
+  for_each_target(run);
+  const char* only = getenv("CPU_BACKEND_ISA");
+  if (only && *only) return;
+  for (const KernelTable* table : {k_emulated_bf16_pairs_table, k_emulated_bf16_tiles_table}) {
+    current_target = table->target;
+    run(*table);
   }
   current_target = "";
 }

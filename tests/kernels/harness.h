@@ -32,6 +32,8 @@ struct Registration {
 bool expect(bool ok, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 void for_each_target(const std::function<void(const KernelTable&)>& run);
+// And those whose bf16 units are emulated, unless CPU_BACKEND_ISA names one target.
+void for_each_linear_target(const std::function<void(const KernelTable&)>& run);
 
 #if defined(CPU_BACKEND_TESTS_EMULATED)
 constexpr bool kEmulated = true;

@@ -34,6 +34,7 @@ const test::Probe kProbe = {
     CPU_BACKEND_PROBE_NAME,
     kLanes,
     CPU_BACKEND_MAP(exp),
+    CPU_BACKEND_MAP(exp_nonpositive),
     CPU_BACKEND_MAP(sigmoid),
     CPU_BACKEND_MAP(tanh),
     CPU_BACKEND_MAP(erfc),

@@ -1,58 +1,73 @@
 // Linear layers: the packed layout, the product, and what a row may depend on.
+#include "core/gemm_plan.h"
 #include "harness.h"
 
 namespace cpu_backend::test {
 namespace {
 
-// A linear layer with its operands: a [m, k] fp32, weight [n, k] and bias [n] of the storage type.
+// A linear layer with its operands: a [m, k], weight [n, k], bias [n] and residual [m, n], all of
+// the storage type.
 struct Problem {
   DType type;
   int64_t m, n, k;
-  Buffer a, weight, bias;
+  int parts;
+  Buffer a, weight, bias, residual;
 
-  Problem(DType type_, int64_t m_, int64_t n_, int64_t k_, bool transposed = false)
+  Problem(DType type_, int64_t m_, int64_t n_, int64_t k_, bool transposed = false, int parts_ = 1)
       : type(type_),
         m(m_),
         n(n_),
         k(k_),
-        a(DType::kFloat32, m_, k_, k_ + 3),
+        parts(parts_),
+        a(type_, m_, k_, k_ + 3),
         weight(type_, transposed ? k_ : n_, transposed ? n_ : k_, (transposed ? n_ : k_) + 5),
         bias(type_, 1, n_),
+        residual(type_, m_, n_, n_ + 9),
         transposed_(transposed) {
     Random random(static_cast<uint64_t>(m * 1000003 + n * 1009 + k));
     a.fill(random, -1.0, 1.0);
     weight.fill(random, -1.0, 1.0);
     bias.fill(random, -1.0, 1.0);
+    residual.fill(random, -1.0, 1.0);
   }
   double w(int64_t column, int64_t depth) const {
     return transposed_ ? weight.get(depth, column) : weight.get(column, depth);
   }
-  int64_t panels(const KernelTable& table) const { return ceil_div(n, table.panel_width); }
+  int64_t panels(const KernelTable& table) const { return table.panel_count(n, parts); }
 
   Buffer pack(const KernelTable& table) const {
-    Buffer packed(type, 1, table.packed_elements(type, n, k));
-    const PackArgs args{
-        weight.data(), transposed_ ? 1 : weight.stride(), transposed_ ? weight.stride() : 1, n, k,
-        packed.data()};
+    Buffer packed(type, 1, table.packed_elements(type, n, k, parts));
+    const PackArgs args{weight.data(),
+                        transposed_ ? 1 : weight.stride(),
+                        transposed_ ? weight.stride() : 1,
+                        n,
+                        k,
+                        parts,
+                        packed.data()};
     for (int64_t p = panels(table) - 1; p >= 0; --p) table.pack_weight(type, args, {p, p + 1});
     packed.check_guards("packed");
     return packed;
   }
 
-  // Rows [rows.begin, rows.end) of c, in items of `row_step` x `panel_step`.
-  void run(const KernelTable& table, const Buffer& packed, bool with_bias, Buffer& c, Slice rows,
-           int64_t row_step, int64_t panel_step) const {
+  GemmArgs args(const Buffer& packed, Buffer& c, bool with_bias) const {
     GemmArgs args{};
-    args.a = static_cast<const float*>(a.data());
+    args.a = a.data();
     args.a_stride = a.stride();
     args.packed = packed.data();
-    args.bias = with_bias ? bias.data() : nullptr;
+    args.parts = parts;
     args.c = c.data();
     args.c_stride = c.stride();
     args.float_output = c.type() != type;
     args.m = m;
     args.n = n;
     args.k = k;
+    args.epilogue.bias = with_bias ? bias.data() : nullptr;
+    return args;
+  }
+
+  // Rows [rows.begin, rows.end) of c, in items of `row_step` x `panel_step`.
+  void run(const KernelTable& table, const GemmArgs& args, Slice rows, int64_t row_step,
+           int64_t panel_step) const {
     Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
     for (int64_t r = rows.begin; r < rows.end; r += row_step)
       for (int64_t p = 0; p < panels(table); p += panel_step)
@@ -73,7 +88,7 @@ int64_t documented_offset(DType type, int64_t depth, int64_t column, int64_t wid
 }
 
 void test_pack_weight_follows_the_documented_layout() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 3 * width}) {
@@ -81,8 +96,11 @@ void test_pack_weight_follows_the_documented_layout() {
           for (bool transposed : {false, true}) {
             const Problem problem(type, 1, n, k, transposed);
             const Buffer packed = problem.pack(table);
-            const int64_t rows = type == DType::kBFloat16 ? round_up(k, 2) : k;
-            expect(packed.columns() == problem.panels(table) * rows * width, "packed size");
+            const int64_t least = type == DType::kBFloat16 ? round_up(k, 2) : k;
+            const int64_t rows = packed.columns() / (problem.panels(table) * width);
+            expect(packed.columns() == problem.panels(table) * rows * width && rows >= least &&
+                       rows <= round_up(k, 32),
+                   "packed size");
             for (int64_t p = 0; p < problem.panels(table); ++p)
               for (int64_t depth = 0; depth < rows; ++depth)
                 for (int64_t c = 0; c < width; ++c) {
@@ -114,7 +132,8 @@ void check_product(const KernelTable& table, const Problem& problem, bool with_b
              static_cast<long long>(problem.k), with_bias, float_output);
   const Buffer packed = problem.pack(table);
   Buffer c(out_type, problem.m, problem.n, problem.n + 7);
-  problem.run(table, packed, with_bias, c, {0, problem.m}, problem.m, problem.panels(table));
+  problem.run(table, problem.args(packed, c, with_bias), {0, problem.m}, problem.m,
+              problem.panels(table));
   Compare compare(out_type, label);
   for (int64_t r = 0; r < problem.m; ++r) {
     for (int64_t column = 0; column < problem.n; ++column) {
@@ -141,7 +160,7 @@ void check_product(const KernelTable& table, const Problem& problem, bool with_b
 }
 
 void test_gemm_matches_reference() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
     for (DType type : kTypes) {
@@ -159,7 +178,7 @@ void test_gemm_matches_reference() {
 const Registration b("gemm/test_gemm_matches_reference", test_gemm_matches_reference);
 
 void test_gemm_row_does_not_depend_on_its_batch() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int64_t k : {5, 131, 300}) {
         const int64_t n = 9 * table.panel_width / 2 + 1;
@@ -167,7 +186,8 @@ void test_gemm_row_does_not_depend_on_its_batch() {
         const Buffer packed = problem.pack(table);
         const int64_t panels = problem.panels(table);
         Buffer together(type, problem.m, n, n + 1), apart(type, problem.m, n, n + 1);
-        problem.run(table, packed, true, together, {0, problem.m}, problem.m, panels);
+        const Slice all{0, problem.m};
+        problem.run(table, problem.args(packed, together, true), all, problem.m, panels);
         const auto check = [&](const char* how) {
           for (int64_t r = 0; r < problem.m; ++r)
             for (int64_t c = 0; c < n; ++c)
@@ -177,12 +197,12 @@ void test_gemm_row_does_not_depend_on_its_batch() {
                           static_cast<long long>(c), how))
                 return;
         };
-        problem.run(table, packed, true, apart, {0, problem.m}, 1, panels);
+        problem.run(table, problem.args(packed, apart, true), all, 1, panels);
         check("alone");
         for (int64_t row_step : {2, 5, 12}) {
           for (int64_t panel_step : {1, 2, 4}) {
             apart = Buffer(type, problem.m, n, n + 1);
-            problem.run(table, packed, true, apart, {0, problem.m}, row_step, panel_step);
+            problem.run(table, problem.args(packed, apart, true), all, row_step, panel_step);
             check("in other items");
           }
         }
@@ -194,7 +214,7 @@ const Registration c("gemm/test_gemm_row_does_not_depend_on_its_batch",
                      test_gemm_row_does_not_depend_on_its_batch);
 
 void test_gemm_touches_only_its_rows_and_panels() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       Problem problem(type, 5, 3 * width - 1, 33);
@@ -202,16 +222,7 @@ void test_gemm_touches_only_its_rows_and_panels() {
       const Buffer packed = problem.pack(table);
       Buffer out(type, problem.m, problem.n, problem.n + 2);
       Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
-      GemmArgs args{static_cast<const float*>(problem.a.data()),
-                    problem.a.stride(),
-                    packed.data(),
-                    nullptr,
-                    out.data(),
-                    out.stride(),
-                    false,
-                    problem.m,
-                    problem.n,
-                    problem.k};
+      const GemmArgs args = problem.args(packed, out, false);
       table.gemm(type, args, {1, 4}, {1, 2}, static_cast<float*>(scratch.data()));
       for (int64_t r = 0; r < problem.m; ++r)
         for (int64_t column = 0; column < problem.n; ++column) {
@@ -229,11 +240,12 @@ const Registration d("gemm/test_gemm_touches_only_its_rows_and_panels",
 
 // Long sums: chains of bounded length must lose clearly less than one chain over all of k.
 void test_gemm_sums_in_short_chains() {
-  for_each_target([](const KernelTable& table) {
+  for_each_linear_target([](const KernelTable& table) {
     const Problem problem(DType::kFloat32, 6, 64, 4096);
     const Buffer packed = problem.pack(table);
     Buffer out(DType::kFloat32, problem.m, problem.n);
-    problem.run(table, packed, false, out, {0, problem.m}, problem.m, problem.panels(table));
+    problem.run(table, problem.args(packed, out, false), {0, problem.m}, problem.m,
+                problem.panels(table));
     double kernel_error = 0.0;
     double chain_error = 0.0;
     for (int64_t r = 0; r < problem.m; ++r) {
@@ -254,26 +266,113 @@ void test_gemm_sums_in_short_chains() {
 }
 const Registration e("gemm/test_gemm_sums_in_short_chains", test_gemm_sums_in_short_chains);
 
-void test_to_float_rows_is_exact() {
-  for_each_target([](const KernelTable& table) {
+// Deeper than one item's activations may be: products wait in scratch for the rest of their depth.
+void test_gemm_takes_long_rows_in_parts() {
+  for_each_linear_target([](const KernelTable& table) {
     for (DType type : kTypes) {
-      for (int64_t size : odd_sizes()) {
-        Random random(static_cast<uint64_t>(size));
-        Buffer x(type, 4, size, size + 3), y(DType::kFloat32, 4, size);
-        x.fill(random, -100.0, 100.0);
-        table.to_float_rows(type, x.data(), x.stride(), static_cast<float*>(y.data()), size,
-                            {1, 3});
-        for (int64_t r = 0; r < 4; ++r)
-          for (int64_t i = 0; i < size; ++i)
-            expect(r >= 1 && r < 3 ? y.get(r, i) == x.get(r, i) : y.untouched(r, i),
-                   "%s size %lld row %lld entry %lld", name_of(type), static_cast<long long>(size),
-                   static_cast<long long>(r), static_cast<long long>(i));
-        y.check_guards("to_float_rows");
+      const int64_t k = kActivationFloats / 24 + 3 * kChainLength + 5;
+      const Problem problem(type, 26, table.panel_width + 3, k);
+      const Buffer packed = problem.pack(table);
+      const int64_t panels = problem.panels(table);
+      Buffer together(type, problem.m, problem.n), apart(type, problem.m, problem.n);
+      problem.run(table, problem.args(packed, together, true), {0, problem.m}, problem.m, panels);
+      problem.run(table, problem.args(packed, apart, true), {0, problem.m}, 1, 1);
+      expect(together == apart, "%s: a row depends on how deep its batch goes at a time",
+             name_of(type));
+      check_product(table, Problem(type, 2, 5, k), true, false);
+    }
+  });
+}
+const Registration f("gemm/test_gemm_takes_long_rows_in_parts", test_gemm_takes_long_rows_in_parts);
+
+// Two weights stacked along n, their panels in turns: the same values in the same columns.
+void test_gemm_of_interleaved_parts_gives_natural_columns() {
+  for_each_linear_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    for (DType type : kTypes) {
+      for (int64_t half : {int64_t{1}, width - 1, width, width + 1, 3 * width + 2}) {
+        for (int64_t m : {1, 2, 3, 7}) {
+          const Problem plain(type, m, 2 * half, 19), halves(type, m, 2 * half, 19, false, 2);
+          const Buffer packed_plain = plain.pack(table), packed_halves = halves.pack(table);
+          Buffer expected(type, m, plain.n, plain.n + 3), got(type, m, plain.n, plain.n + 3);
+          plain.run(table, plain.args(packed_plain, expected, true), {0, m}, m,
+                    plain.panels(table));
+          for (int64_t step : {1, 3}) {
+            got = Buffer(type, m, plain.n, plain.n + 3);
+            halves.run(table, halves.args(packed_halves, got, true), {0, m}, m, step);
+            expect(got == expected, "%s %lld rows of 2 x %lld columns", name_of(type),
+                   static_cast<long long>(m), static_cast<long long>(half));
+          }
+        }
       }
     }
   });
 }
-const Registration f("gemm/test_to_float_rows_is_exact", test_to_float_rows_is_exact);
+const Registration g("gemm/test_gemm_of_interleaved_parts_gives_natural_columns",
+                     test_gemm_of_interleaved_parts_gives_natural_columns);
+
+// The store adds what a separate op would have added to the stored product, bit for bit.
+void test_gemm_adds_the_residual_as_a_second_op_would() {
+  for_each_linear_target([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (int64_t m : {1, 2, 7}) {
+        const Problem problem(type, m, 2 * table.panel_width + 3, 37);
+        const Buffer packed = problem.pack(table);
+        const int64_t panels = problem.panels(table);
+        Buffer product(type, m, problem.n), sum(type, m, problem.n, problem.n + 4);
+        problem.run(table, problem.args(packed, product, true), {0, m}, m, panels);
+        GemmArgs args = problem.args(packed, sum, true);
+        args.epilogue.residual = problem.residual.data();
+        args.epilogue.residual_stride = problem.residual.stride();
+        problem.run(table, args, {0, m}, m, panels);
+        Buffer expected(type, m, problem.n, problem.n + 4);
+        for (int64_t r = 0; r < m; ++r)
+          for (int64_t c = 0; c < problem.n; ++c)
+            expected.set(r, c, product.get(r, c) + problem.residual.get(r, c));
+        expect(sum == expected, "%s %lld rows", name_of(type), static_cast<long long>(m));
+      }
+    }
+  });
+}
+const Registration h("gemm/test_gemm_adds_the_residual_as_a_second_op_would",
+                     test_gemm_adds_the_residual_as_a_second_op_would);
+
+void test_gemm_activates_and_multiplies_as_a_second_op_would() {
+  for_each_linear_target([](const KernelTable& table) {
+    const int64_t width = table.panel_width;
+    for (DType type : kTypes) {
+      for (Activation kind :
+           {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kGeluQuick}) {
+        for (int64_t half : {int64_t{3}, width, 2 * width + 1}) {
+          for (int64_t m : {1, 2, 5, 13}) {
+            const Problem problem(type, m, 2 * half, 29, false, 2);
+            const Buffer packed = problem.pack(table);
+            Buffer product(type, m, 2 * half), expected(type, m, half, half + 5);
+            Buffer got(type, m, half, half + 5);
+            problem.run(table, problem.args(packed, product, true), {0, m}, m, 2);
+            const ActivationArgs second{product.data(),
+                                        product.stride(),
+                                        expected.data(),
+                                        expected.stride(),
+                                        half,
+                                        kind,
+                                        true,
+                                        false};
+            table.activation(type, second, {0, m});
+            GemmArgs args = problem.args(packed, got, true);
+            args.epilogue.gated = true;
+            args.epilogue.activation = kind;
+            problem.run(table, args, {0, m}, m, m == 5 ? 2 : problem.panels(table));
+            expect(got == expected, "%s %lld rows of %lld columns", name_of(type),
+                   static_cast<long long>(m), static_cast<long long>(half));
+          }
+        }
+      }
+    }
+  });
+}
+const Registration i("gemm/test_gemm_activates_and_multiplies_as_a_second_op_would",
+                     test_gemm_activates_and_multiplies_as_a_second_op_would);
 
 }  // namespace
 }  // namespace cpu_backend::test

@@ -120,5 +120,22 @@ void test_math_special_values() {
 }
 const Registration b("math/test_math_special_values", test_math_special_values);
 
+void test_exp_nonpositive_is_exp() {
+  std::vector<float> x = domain(-90.0f, 0.0f);
+  for (float special : {-HUGE_VALF, -3e38f, -1e9f, -0.0f, std::nanf("")}) x.push_back(special);
+  for_each_target([&](const KernelTable& table) {
+    const Probe& probe = probe_of(table.target);
+    std::vector<float> y(x.size()), expected(x.size());
+    probe.exp_nonpositive(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    probe.exp(x.data(), expected.data(), static_cast<int64_t>(x.size()));
+    for (size_t i = 0; i < x.size(); ++i)
+      if (!expect(float_bits(y[i]) == float_bits(expected[i]) || (y[i] != y[i] && x[i] != x[i]),
+                  "of %.9g: %.9g, exp gives %.9g", static_cast<double>(x[i]),
+                  static_cast<double>(y[i]), static_cast<double>(expected[i])))
+        return;
+  });
+}
+const Registration c("math/test_exp_nonpositive_is_exp", test_exp_nonpositive_is_exp);
+
 }  // namespace
 }  // namespace cpu_backend::test

@@ -116,6 +116,74 @@ def test_linear_spreads_long_inputs_over_items(seeded: torch.Generator) -> None:
     assert_accurate(PackedLinear(weight)(x), linear, x, weight)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (100, 50, 4000)])
+def test_linear_add_is_the_two_steps(
+    m: int, n: int, k: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight, bias = (random(dtype, seeded, *shape) for shape in ((m, k), (n, k), (n,)))
+    residual = guarded(m, n, dtype, random(dtype, seeded, m, n))
+    layer = PackedLinear(weight)
+    expected = residual.rows + layer(x, None, bias)
+    layer.add_to(residual.rows, x, bias)
+    assert torch.equal(residual.rows, expected)
+    residual.assert_intact()
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(m, n * 2, k) for m, n, k in SHAPES])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_linear_act_and_mul_is_the_two_steps(
+    m: int, n: int, k: int, activation: str, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight, bias = (random(dtype, seeded, *shape) for shape in ((m, k), (n, k), (n,)))
+    layer, out = PackedLinear(weight, parts=2), guarded(m, n // 2, dtype)
+    expected = torch.empty(m, n // 2, dtype=dtype)
+    getattr(torch.ops._C, f"{activation}_and_mul")(expected, layer(x, None, bias))
+    layer.act_and_mul(out.rows, x, activation, bias)
+    assert torch.equal(out.rows, expected)
+    out.assert_intact()
+
+
+def test_linear_packed_in_parts_gives_the_same_result(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    for m, half in ((1, 5), (2, 100), (9, 33)):
+        x, weight = random(dtype, seeded, m, 21), random(dtype, seeded, 2 * half, 21)
+        assert torch.equal(PackedLinear(weight, parts=2)(x), PackedLinear(weight)(x))
+
+
+def test_linear_epilogues_accept_leading_dimensions(seeded: torch.Generator) -> None:
+    x, layer = torch.randn(2, 3, 21, generator=seeded), PackedLinear(torch.ones(8, 21), parts=2)
+    residual, out = torch.zeros(2, 3, 8), torch.empty(2, 3, 4)
+    layer.add_to(residual, x)
+    assert torch.equal(residual, layer(x))
+    layer.act_and_mul(out, x, "silu")
+    assert out.shape == (2, 3, 4)
+
+
+def test_linear_epilogues_pass_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    layer = PackedLinear(random(dtype, seeded, 18, 33), parts=2)
+    x, bias = random(dtype, seeded, 5, 33), random(dtype, seeded, 18)
+    add, act = torch.ops.cpu_backend.linear_add, torch.ops.cpu_backend.linear_act_and_mul
+    residual, out = random(dtype, seeded, 5, 18), random(dtype, seeded, 5, 9)
+    torch.library.opcheck(add.default, (residual, x, layer._handle, bias))
+    torch.library.opcheck(act.default, (out, x, layer._handle, None, "silu"))
+
+
+def test_linear_epilogues_refuse_what_does_not_fit() -> None:
+    layer, x = PackedLinear(torch.ones(4, 8)), torch.ones(3, 8)
+    with pytest.raises(ValueError, match="packed in 2 parts to have its halves multiplied"):
+        layer.act_and_mul(torch.empty(3, 2), x, "silu")
+    halves = PackedLinear(torch.ones(4, 8), parts=2)
+    with pytest.raises(ValueError, match=r"output has shape \[3, 4\], expected \[3, 2\]"):
+        halves.act_and_mul(torch.empty(3, 4), x, "silu")
+    with pytest.raises(ValueError, match="activation 'relu' is unknown: silu, gelu"):
+        halves.act_and_mul(torch.empty(3, 2), x, "relu")
+    with pytest.raises(TypeError, match="residual has dtype Half but input has Float"):
+        layer.add_to(torch.empty(3, 4).half(), x)
+    with pytest.raises(ValueError, match="5 output features cannot be packed in 2 equal parts"):
+        PackedLinear(torch.ones(5, 8), parts=2)
+
+
 def test_linear_passes_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
     layer = PackedLinear(random(dtype, seeded, 17, 33))
     for x in (random(dtype, seeded, 5, 33), random(dtype, seeded, 2, 3, 33)):

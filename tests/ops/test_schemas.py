@@ -56,11 +56,18 @@ OWN = """
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 describe() -> str
+keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
+linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
+linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
+multiply_adds(int steps) -> int
+pack_linear(Tensor weight, int parts) -> int
 pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \
 Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, \
 float static_scale, int static_zero) -> int
 packed_bytes(int handle) -> int
+packed_rows(Tensor ids, int handle) -> Tensor
+read_bytes(Tensor data) -> int
 set_num_threads(int threads) -> ()
 """
 

@@ -1,0 +1,95 @@
+"""Paged attention: one new token after a long context, and whole prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from measure import Work, copies_for
+from models import MODELS, Model
+
+CONTEXTS = (128, 512, 1024, 4096, 8192, 32768)
+PROMPTS = (1024, 2048, 4096, 8192)
+_BLOCK_SIZE = 128
+_CHECKED_ROWS = 4
+
+
+class _Cache:
+    """The pages of one request in one layer, in random order, filled through the op."""
+
+    def __init__(self, model: Model, tokens: int, dtype: torch.dtype) -> None:
+        shape = (tokens, model.kv_heads, model.head_dim)
+        self.key, self.value = (torch.randn(shape).to(dtype) for _ in range(2))
+        blocks = -(-tokens // _BLOCK_SIZE)
+        self.block_table = torch.randperm(blocks).int().view(1, -1)
+        page = (blocks, model.kv_heads, 2 * _BLOCK_SIZE, model.head_dim)
+        pages = torch.zeros(page, dtype=dtype)
+        self.keys, self.values = pages[:, :, :_BLOCK_SIZE], pages[:, :, _BLOCK_SIZE:]
+        at = torch.arange(tokens)
+        slots = self.block_table[0].long()[at // _BLOCK_SIZE] * _BLOCK_SIZE + at % _BLOCK_SIZE
+        torch.ops._C.cpu_attn_reshape_and_cache(
+            self.key, self.value, self.keys, self.values, slots, ""
+        )
+
+
+def _reference(model: Model, query: torch.Tensor, cache: _Cache) -> torch.Tensor:
+    """The last rows of causal attention in fp32: query [rows, heads, dim]."""
+    rows, tokens = len(query), len(cache.key)
+    groups = model.heads // model.kv_heads
+    key, value = (t.float().repeat_interleave(groups, 1) for t in (cache.key, cache.value))
+    scores = torch.einsum("ihd,jhd->hij", query.float(), key) * model.head_dim**-0.5
+    ahead = torch.arange(tokens)[None, :] > torch.arange(tokens - rows, tokens)[:, None]
+    weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
+    return torch.einsum("hij,jhd->ihd", weights, value)
+
+
+def _work(kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: int) -> Work:
+    model = MODELS[name]
+    row = 2 * model.kv_heads * model.head_dim * dtype.itemsize  # of keys and values
+    copies = copies_for(tokens * row)
+    caches = [_Cache(model, tokens, dtype) for _ in range(copies)]
+    query = torch.randn(query_len, model.heads, model.head_dim).to(dtype)
+    out = torch.empty_like(query)
+    starts, lengths = torch.tensor([0, query_len]).int(), torch.tensor([tokens]).int()
+    plan = torch.ops._C.get_scheduler_metadata(
+        1, model.heads, model.kv_heads, model.head_dim, lengths, dtype, starts, True, -1, "", True,
+        None,
+    )  # fmt: skip
+
+    def run(i: int) -> None:
+        torch.ops._C.cpu_attention_with_kv_cache(
+            query, caches[i].keys, caches[i].values, out, starts, lengths, model.head_dim**-0.5,
+            True, None, -1, caches[i].block_table, 0.0, plan, None, None,
+        )  # fmt: skip
+
+    run(0)
+    expected = _reference(model, query[-_CHECKED_ROWS:], caches[0])
+    error = float((out[-_CHECKED_ROWS:] - expected).norm() / expected.norm())
+    seen = query_len * tokens - query_len * (query_len - 1) // 2  # (query, key) pairs
+    return Work(
+        kernel,
+        f"{name} {model.heads}/{model.kv_heads} heads of {model.head_dim}",
+        str(dtype).removeprefix("torch."),
+        f"{tokens} tokens",
+        run,
+        copies,
+        tokens * row,
+        4 * model.heads * model.head_dim * seen,
+        error,
+    )
+
+
+def decode_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:
+    """One query token at the end of each context."""
+    for name in models:
+        for dtype in dtypes:
+            for tokens in sizes:
+                yield _work("decode attention", name, dtype, 1, tokens)
+
+
+def prefill_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:
+    """A whole prompt, causal."""
+    for name in models:
+        for dtype in dtypes:
+            for tokens in sizes:
+                yield _work("prefill attention", name, dtype, tokens, tokens)

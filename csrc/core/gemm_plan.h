@@ -1,0 +1,91 @@
+// How one linear layer is cut into items, as plain data: tests drive it with any number of
+// pretended threads.
+#pragma once
+
+#include "core/slice.h"
+
+namespace cpu_backend {
+
+// Multiply-adds that one fp32 chain takes: the sum over k is cut at its multiples only
+// (kernels/panel.h).
+constexpr int64_t kChainLength = 128;
+
+// Activations of one item, widened to fp32: 24 rows of 2048 in 208 KiB, which with the panels that
+// stream past them stay in 512 KiB of L2.
+constexpr int64_t kActivationFloats = 53248;
+
+// Floats from one widened row to the next: a cache line of padding keeps rows of 2^n out of each
+// other's cache sets.
+constexpr int64_t padded_depth(int64_t depth) { return round_up(depth, 16) + 16; }
+
+// How deep `rows` rows can be taken at a time, in whole chains.
+static inline int64_t gemm_depth(int64_t rows, int64_t k) {
+  if (rows * padded_depth(k) <= kActivationFloats) return k;
+  return (kActivationFloats / rows - 16) / kChainLength * kChainLength;
+}
+
+struct GemmShape {
+  int64_t m, n, k;
+  int64_t panels;  // of the packed weight
+  int together;    // panels that one item must hold together: 2 for a gated epilogue
+};
+
+// Items are rows x panels; neighbouring items share panels, so that these come from memory once.
+struct GemmPlan {
+  int64_t m, units, together;
+  int64_t row_step, row_items, panel_items;
+
+  int64_t items() const { return row_items * panel_items; }
+  Slice rows(int64_t item) const {
+    const int64_t begin = item % row_items * row_step;
+    return {begin, begin + row_step < m ? begin + row_step : m};
+  }
+  Slice panels(int64_t item) const {
+    const Slice part = split(units, panel_items, item / row_items);
+    return {part.begin * together, part.end * together};
+  }
+};
+
+// Rows of one item: all of them where they fit, else at least 24 (four register tiles of 6 rows,
+// two of 12) and at most 96, more the shallower they are, because each item reads its panels again.
+static inline int64_t gemm_rows(int64_t m, int64_t k) {
+  constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
+  constexpr int64_t kLeast = 24;
+  constexpr int64_t kMost = 96;
+  const int64_t fitting = kActivationFloats / padded_depth(k) / kTileRows * kTileRows;
+  const int64_t most = fitting < kLeast ? kLeast : fitting > kMost ? kMost : fitting;
+  return round_up(ceil_div(m, ceil_div(m, most)), kTileRows);
+}
+
+// About eight items per thread, so that one that is held up does not keep the others waiting, but
+// none of less than some 5 microseconds, and an equal share for each thread.  Where items repeat
+// for many rows, their panels are few enough to stay in a shared cache until all rows have used
+// them.
+static inline GemmPlan plan_gemm(const GemmShape& shape, int64_t threads) {
+  constexpr int64_t kItemsPerThread = 8;
+  constexpr int64_t kItemWork = 1 << 18;  // multiply-adds
+  constexpr int64_t kMemoryRows = 8;      // fewer rows take as long: they wait for the weights
+  constexpr int64_t kGroupColumns = 256;  // so many use a row of activations once it is widened
+  constexpr int64_t kGroupWeights = 1 << 19;
+  GemmPlan plan{};
+  plan.m = shape.m;
+  plan.together = shape.together;
+  plan.units = shape.panels / shape.together;
+  plan.row_step = gemm_rows(shape.m, shape.k);
+  plan.row_items = ceil_div(shape.m, plan.row_step);
+  const int64_t rows = shape.m < kMemoryRows ? kMemoryRows : shape.m;
+  const int64_t worth = rows * shape.n * shape.k / kItemWork / plan.row_items;
+  int64_t items = ceil_div(kItemsPerThread * threads, plan.row_items);
+  if (plan.row_items > 1) {
+    const int64_t columns =
+        kGroupWeights / shape.k > kGroupColumns ? kGroupWeights / shape.k : kGroupColumns;
+    if (items < shape.n / columns) items = shape.n / columns;
+  }
+  if (items > worth) items = worth;
+  if (items > plan.units) items = plan.units;
+  if (plan.row_items == 1 && items > threads) items = items / threads * threads;
+  plan.panel_items = items < 1 ? 1 : items;
+  return plan;
+}
+
+}  // namespace cpu_backend
