@@ -11,6 +11,8 @@
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
 |                                | and streams then wait for it for ever     |                   |
+| leave_binding_to_the_worker    | the host binds ranks by OpenMP variables, | a platform hook   |
+|                                | one whole NUMA node to each or no start   |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary per request | a platform hook   |
@@ -18,6 +20,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
@@ -198,6 +201,24 @@ def give_engine_time_to_stop() -> None:
         return max(original(*args, **kwargs) or 0.0, ENGINE_STOP_SECONDS)
 
     utils.get_engine_process_shutdown_timeout = at_least
+
+
+class _NoOpenMPVariables:
+    """In the place of the host's ``OMPProcessManager``: workers start as they are."""
+
+    def __init__(self, config: Any) -> None:
+        del config
+
+    def configure_omp_envs(self, rank: int, local_rank: int) -> contextlib.AbstractContextManager:
+        del rank, local_rank
+        return contextlib.nullcontext()
+
+
+def leave_binding_to_the_worker() -> None:
+    """Each worker binds itself (:mod:`cpu_backend.worker.worker`), for any layout of ranks."""
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.OMPProcessManager = _NoOpenMPVariables
 
 
 def keep_thread_count() -> None:
