@@ -93,7 +93,6 @@ class CpuBackendPlatform(CpuPlatform):
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
         compat.give_engine_time_to_stop()
-        compat.leave_binding_to_the_worker()
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -10,6 +10,7 @@
 #include "kernels/quant_rows.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
+#include "kernels/sum_buffers.h"
 #include "kernels/top_tokens.h"
 
 namespace CPU_BACKEND_NAMESPACE {
@@ -80,6 +81,9 @@ const KernelTable kTable = {
     quantize_given,
     [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });
+    },
+    [](DType type, const SumArgs& args, Slice elements) {
+      with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });
     },
     [](DType type, const void* x, int64_t size) {
       return with_type(
