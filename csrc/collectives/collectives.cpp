@@ -1,7 +1,6 @@
 #include "collectives/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/slice.h"
 
@@ -93,13 +92,13 @@ constexpr int64_t kAhead = 1;
 
 // Shows `data` to all ranks; use(chunk) runs for every chunk that this rank shows.
 template <class Use>
-bool show_and(Passage& passage, const char* data, int rank, const Use& use) {
+bool show_and(Group& group, Passage& passage, const char* data, const Use& use) {
   int64_t shown = 0;
   for (int64_t chunk = 0; chunk < passage.chunks(); ++chunk) {
     for (; shown < std::min(passage.chunks(), chunk + 1 + kAhead); ++shown) {
       if (!passage.open(shown)) return false;
-      memcpy(passage.slot(rank, shown), data + passage.offset(shown),
-             static_cast<size_t>(passage.length(shown)));
+      group.kernels().copy_bytes(data + passage.offset(shown), passage.slot(group.rank(), shown),
+                                 passage.length(shown));
       passage.show(shown);
     }
     if (!use(chunk)) return false;
@@ -109,18 +108,17 @@ bool show_and(Passage& passage, const char* data, int rank, const Use& use) {
 }
 
 // Every rank sums everything by itself: one meeting per chunk, but `size` times the reading.
-bool reduce_everywhere(Group& group, const KernelTable& kernels, int lane, DType type, char* data,
-                       int64_t bytes) {
+bool reduce_everywhere(Group& group, int lane, DType type, char* data, int64_t bytes) {
   Passage passage(group, lane, bytes);
   std::vector<ConstData> sources(static_cast<size_t>(group.size()));
-  return show_and(passage, data, group.rank(), [&](int64_t chunk) {
+  return show_and(group, passage, data, [&](int64_t chunk) {
     if (!passage.all_shown(chunk)) return false;
     for (int rank = 0; rank < group.size(); ++rank)
       sources[static_cast<size_t>(rank)] = passage.slot(rank, chunk);
     char* out = data + passage.offset(chunk);
     sources[static_cast<size_t>(group.rank())] = out;
-    kernels.sum_buffers(type, {sources.data(), group.size(), out},
-                        {0, passage.length(chunk) / bytes_of(type)});
+    group.kernels().sum_buffers(type, {sources.data(), group.size(), out},
+                                {0, passage.length(chunk) / bytes_of(type)});
     return true;
   });
 }
@@ -130,10 +128,8 @@ bool reduce_everywhere(Group& group, const KernelTable& kernels, int lane, DType
 // step apart, so that no rank waits for what another has just begun.
 class SharedReduce {
  public:
-  SharedReduce(Group& group, const KernelTable& kernels, int lane, DType type, char* data,
-               int64_t bytes)
+  SharedReduce(Group& group, int lane, DType type, char* data, int64_t bytes)
       : group_(group),
-        kernels_(kernels),
         type_(type),
         data_(data),
         passage_(group, lane, bytes),
@@ -157,7 +153,7 @@ class SharedReduce {
     return {elements.begin * size, elements.end * size};
   }
   void copy(char* to, const char* from, Slice bytes) const {
-    memcpy(to + bytes.begin, from + bytes.begin, static_cast<size_t>(bytes.end - bytes.begin));
+    group_.kernels().copy_bytes(from + bytes.begin, to + bytes.begin, bytes.end - bytes.begin);
   }
 
   // A rank's own part of its slot is left free for the sum.
@@ -180,8 +176,8 @@ class SharedReduce {
     char* out = data_ + passage_.offset(chunk);
     sources_[static_cast<size_t>(group_.rank())] = out;
     const int64_t size = bytes_of(type_);
-    kernels_.sum_buffers(type_, {sources_.data(), group_.size(), out},
-                         {mine.begin / size, mine.end / size});
+    group_.kernels().sum_buffers(type_, {sources_.data(), group_.size(), out},
+                                 {mine.begin / size, mine.end / size});
     copy(passage_.slot(group_.rank(), chunk), out, mine);
     passage_.sum(chunk);
     return true;
@@ -199,7 +195,6 @@ class SharedReduce {
   }
 
   Group& group_;
-  const KernelTable& kernels_;
   DType type_;
   char* data_;
   Passage passage_;
@@ -211,27 +206,27 @@ constexpr int64_t kSharedFromBytes = 16 << 10;
 
 }  // namespace
 
-bool all_reduce(Group& group, const KernelTable& kernels, int lane, DType type, char* data,
-                int64_t count) {
+bool all_reduce(Group& group, int lane, DType type, char* data, int64_t count) {
   const int64_t bytes = count * bytes_of(type);
   if (group.size() == 1) return true;
   if (bytes * (group.size() - 1) < kSharedFromBytes)
-    return reduce_everywhere(group, kernels, lane, type, data, bytes);
-  return SharedReduce(group, kernels, lane, type, data, bytes).run();
+    return reduce_everywhere(group, lane, type, data, bytes);
+  return SharedReduce(group, lane, type, data, bytes).run();
 }
 
 bool all_gather(Group& group, int lane, const char* input, int64_t bytes, char* output,
                 int64_t stride) {
   Passage passage(group, lane, bytes);
-  return show_and(passage, input, group.rank(), [&](int64_t chunk) {
+  return show_and(group, passage, input, [&](int64_t chunk) {
     const int64_t offset = passage.offset(chunk);
-    const auto length = static_cast<size_t>(passage.length(chunk));
+    const int64_t length = passage.length(chunk);
+    const KernelTable& kernels = group.kernels();
     // The own part first: the others show theirs meanwhile.
-    memcpy(output + group.rank() * stride + offset, input + offset, length);
+    kernels.copy_bytes(input + offset, output + group.rank() * stride + offset, length);
     for (int step = 1; step < group.size(); ++step) {
       const int rank = (group.rank() + step) % group.size();
       if (!passage.shown_by(rank, chunk)) return false;
-      memcpy(output + rank * stride + offset, passage.slot(rank, chunk), length);
+      kernels.copy_bytes(passage.slot(rank, chunk), output + rank * stride + offset, length);
     }
     return true;
   });
@@ -240,14 +235,15 @@ bool all_gather(Group& group, int lane, const char* input, int64_t bytes, char* 
 bool gather(Group& group, int lane, const char* input, int64_t bytes, char* const* outputs,
             int to) {
   Passage passage(group, lane, bytes);
-  return show_and(passage, input, group.rank(), [&](int64_t chunk) {
+  return show_and(group, passage, input, [&](int64_t chunk) {
     if (group.rank() != to) return true;
     const int64_t offset = passage.offset(chunk);
-    const auto length = static_cast<size_t>(passage.length(chunk));
+    const int64_t length = passage.length(chunk);
     for (int rank = 0; rank < group.size(); ++rank) {
       const bool own = rank == to;
       if (!own && !passage.shown_by(rank, chunk)) return false;
-      memcpy(outputs[rank] + offset, own ? input + offset : passage.slot(rank, chunk), length);
+      const char* from = own ? input + offset : passage.slot(rank, chunk);
+      group.kernels().copy_bytes(from, outputs[rank] + offset, length);
     }
     return true;
   });
@@ -259,8 +255,8 @@ bool send(Group& group, int to, const char* data, int64_t bytes) {
     const uint64_t number = box.sent.load(std::memory_order_relaxed);
     const auto has_room = [&] { return number - box.taken.load(kAcquire) < kMailSlots; };
     if (!group.wait(box.receiver, has_room)) return false;
-    memcpy(group.mail_slot(group.rank(), to, number), data + offset,
-           static_cast<size_t>(std::min(kMailSlotBytes, bytes - offset)));
+    group.kernels().copy_bytes(data + offset, group.mail_slot(group.rank(), to, number),
+                               std::min(kMailSlotBytes, bytes - offset));
     box.sent.store(number + 1, kRelease);
     box.sender.ring();
   }
@@ -273,8 +269,8 @@ bool receive(Group& group, int from, char* data, int64_t bytes) {
     const uint64_t number = box.taken.load(std::memory_order_relaxed);
     const auto has_mail = [&] { return box.sent.load(kAcquire) > number; };
     if (!group.wait(box.sender, has_mail)) return false;
-    memcpy(data + offset, group.mail_slot(from, group.rank(), number),
-           static_cast<size_t>(std::min(kMailSlotBytes, bytes - offset)));
+    group.kernels().copy_bytes(group.mail_slot(from, group.rank(), number), data + offset,
+                               std::min(kMailSlotBytes, bytes - offset));
     box.taken.store(number + 1, kRelease);
     box.receiver.ring();
   }

@@ -8,13 +8,11 @@
 #pragma once
 
 #include "collectives/group.h"
-#include "dispatch/kernel_table.h"
 
 namespace cpu_backend::collectives {
 
 // data[count] of every rank becomes the sum over ranks, in place.
-bool all_reduce(Group& group, const KernelTable& kernels, int lane, DType type, char* data,
-                int64_t count);
+bool all_reduce(Group& group, int lane, DType type, char* data, int64_t count);
 
 // Rank r's input[bytes] goes to output + r * stride on every rank.
 bool all_gather(Group& group, int lane, const char* input, int64_t bytes, char* output,

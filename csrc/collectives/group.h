@@ -18,6 +18,7 @@
 
 #include "collectives/doorbell.h"
 #include "collectives/rendezvous.h"
+#include "dispatch/kernel_table.h"
 
 namespace cpu_backend::collectives {
 
@@ -49,6 +50,7 @@ struct Options {
   int size;
   int rank;
   int lanes;  // threads that may take part; the same on all ranks
+  const KernelTable* kernels;
 };
 
 class Group {
@@ -66,6 +68,7 @@ class Group {
   int size() const { return options_.size; }
   int rank() const { return options_.rank; }
   int lanes() const { return options_.lanes; }
+  const KernelTable& kernels() const { return *options_.kernels; }
 
   LaneState& lane(int rank, int lane);
   char* slot(int rank, int lane, uint64_t chunk);

@@ -39,8 +39,8 @@ Address address_of(const std::string& group, int rank) {
   const int written =
       snprintf(address.socket.sun_path + 1, sizeof address.socket.sun_path - 1,
                "cpu_backend.%016llx.%d", static_cast<unsigned long long>(hash), rank);
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
-                                          static_cast<size_t>(written));
+  address.length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(written));
   return address;
 }
 

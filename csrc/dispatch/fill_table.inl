@@ -2,6 +2,7 @@
 #include "dispatch/kernel_table.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/copy.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/norm.h"
@@ -85,6 +86,7 @@ const KernelTable kTable = {
     [](DType type, const SumArgs& args, Slice elements) {
       with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });
     },
+    copy_bytes,
     [](DType type, const void* x, int64_t size) {
       return with_type(
           type, [&](auto t) { return argmax_row(static_cast<const decltype(t)*>(x), size); });

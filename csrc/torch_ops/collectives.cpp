@@ -29,7 +29,8 @@ Group& group_of(int64_t handle) {
 
 Group& joined_group(int64_t handle) {
   Group& group = group_of(handle);
-  TORCH_CHECK_VALUE(group.joined(), "group ", handle, " has not been joined: join_shm_manager first.");
+  TORCH_CHECK_VALUE(group.joined(), "group ", handle,
+                    " has not been joined: join_shm_manager first.");
   return group;
 }
 
@@ -70,7 +71,7 @@ int64_t init_shm_manager(const std::string& name, int64_t group_size, int64_t ra
                          int64_t thread_num) {
   std::string error;
   auto group = Group::create({name, static_cast<int>(group_size), static_cast<int>(rank),
-                              static_cast<int>(thread_num)},
+                              static_cast<int>(thread_num), &kernels()},
                              &error);
   TORCH_CHECK(group, error);
   const std::lock_guard<std::mutex> lock(groups_mutex);
@@ -90,8 +91,8 @@ void shm_allreduce(int64_t handle, at::Tensor& data) {
   const at::Tensor dense = data.contiguous();
   const int64_t size = dense.element_size();
   run_lanes(group, dense.numel(), size, [&](int lane, Slice slice) {
-    return collectives::all_reduce(group, kernels(), lane, type,
-                                   bytes_of(dense) + slice.begin * size, slice.end - slice.begin);
+    return collectives::all_reduce(group, lane, type, bytes_of(dense) + slice.begin * size,
+                                   slice.end - slice.begin);
   });
   if (!dense.is_same(data)) data.copy_(dense);
 }

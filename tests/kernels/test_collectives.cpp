@@ -18,6 +18,11 @@ using namespace collectives;
 using Clock = std::chrono::steady_clock;
 using Bytes = std::vector<char>;
 
+const KernelTable* best() {
+  std::string error;
+  return select_table(getenv("CPU_BACKEND_ISA"), &error);
+}
+
 // No two groups of a run have the same name, nor do two runs at the same time.
 std::string fresh_name() {
   static int count = 0;
@@ -37,14 +42,9 @@ void with_ranks(int size, int lanes, const std::function<void(Group&)>& run) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank)
     ranks.emplace_back([&, rank] {
-      if (auto group = open_group({name, size, rank, lanes})) run(*group);
+      if (auto group = open_group({name, size, rank, lanes, best()})) run(*group);
     });
   for (std::thread& rank : ranks) rank.join();
-}
-
-const KernelTable& best() {
-  std::string error;
-  return *select_table(getenv("CPU_BACKEND_ISA"), &error);
 }
 
 // What rank `rank` brings to round `round`: any rank can say what another one has.
@@ -71,8 +71,8 @@ Buffer total(DType type, int64_t count, int size, int round) {
 std::vector<int64_t> counts(DType type) {
   const int64_t chunk = kSlotBytes / bytes_of(type);
   if (kEmulated) return {1, 3, 2049, chunk + 1};
-  return {1, 3, 17, 1000, 2047, 2049, 4095, 4097, chunk - 1, chunk, chunk + 1, 3 * chunk + 5,
-          9 * chunk + 77};
+  return {1,    3,         17,    1000,      2047,          2049,          4095,
+          4097, chunk - 1, chunk, chunk + 1, 3 * chunk + 5, 9 * chunk + 77};
 }
 
 void test_all_reduce_gives_every_rank_the_exact_sum() {
@@ -82,7 +82,7 @@ void test_all_reduce_gives_every_rank_the_exact_sum() {
         int round = 0;
         for (int64_t count : counts(type)) {
           Buffer data = contribution(type, count, group.rank(), ++round);
-          const bool ok = all_reduce(group, best(), 0, type, static_cast<char*>(data.data()), count);
+          const bool ok = all_reduce(group, 0, type, static_cast<char*>(data.data()), count);
           expect(ok && data == total(type, count, size, round), "%s, %d ranks, %lld elements",
                  name_of(type), size, static_cast<long long>(count));
         }
@@ -99,8 +99,8 @@ void test_lanes_are_independent() {
         for (int round = 0; round < static_cast<int>(reps(200)) * (lane + 1); ++round) {
           const int64_t count = 1 + (round * 7919 + lane * 1000) % 40000;
           Buffer data = contribution(DType::kBFloat16, count, group.rank(), round);
-          const bool ok = all_reduce(group, best(), lane, DType::kBFloat16,
-                                     static_cast<char*>(data.data()), count);
+          const bool ok =
+              all_reduce(group, lane, DType::kBFloat16, static_cast<char*>(data.data()), count);
           if (!ok) expect(false, "lane %d: %s", lane, group.failure().c_str());
           if (round % 20 == 0)
             expect(data == total(DType::kBFloat16, count, 2, round), "lane %d, round %d", lane,
@@ -122,7 +122,8 @@ void test_all_gather_and_gather_copy_every_byte() {
   const int64_t guard = 11;
   for (int size : {1, 2, 3, 5})
     with_ranks(size, 1, [&](Group& group) {
-      for (int64_t bytes : {int64_t{1}, int64_t{63}, kSlotBytes, kSlotBytes + 1, 6 * kSlotBytes + 9})
+      for (int64_t bytes :
+           {int64_t{1}, int64_t{63}, kSlotBytes, kSlotBytes + 1, 6 * kSlotBytes + 9})
         for (int to = 0; to < size; ++to) {
           const Bytes mine = pattern(group.rank(), bytes);
           Bytes out(static_cast<size_t>(size * (bytes + guard)), 'x');
@@ -182,7 +183,7 @@ void test_ranks_may_come_late() {
       for (int round = 0; round < 3; ++round) {
         if (group.rank() == late) std::this_thread::sleep_for(pause);
         float x = static_cast<float>(group.rank() + round);
-        const bool ok = all_reduce(group, best(), 0, DType::kFloat32, reinterpret_cast<char*>(&x), 1);
+        const bool ok = all_reduce(group, 0, DType::kFloat32, reinterpret_cast<char*>(&x), 1);
         expect(ok && x == static_cast<float>(1 + 2 * round), "round %d: %g", round, x);
       }
     });
@@ -212,13 +213,12 @@ std::vector<int> run_processes(int size, const std::function<int(const std::stri
 
 void test_processes_sum_the_same_bits() {
   const auto codes = run_processes(3, [](const std::string& name, int rank) {
-    const auto group = open_group({name, 3, rank, 1});
+    const auto group = open_group({name, 3, rank, 1, best()});
     if (!group) return 1;
     for (int round = 0; round < static_cast<int>(reps(100)); ++round) {
       const int64_t count = 1 + (round * 7919) % 50000;
       Buffer data = contribution(DType::kFloat16, count, rank, round);
-      if (!all_reduce(*group, best(), 0, DType::kFloat16, static_cast<char*>(data.data()), count))
-        return 2;
+      if (!all_reduce(*group, 0, DType::kFloat16, static_cast<char*>(data.data()), count)) return 2;
       if (round % 10 == 0 && !(data == total(DType::kFloat16, count, 3, round))) return 3;
     }
     return 0;
@@ -231,16 +231,16 @@ void test_killed_process_ends_the_waits_of_the_others() {
   enum Where { kSum, kReceive, kSend };
   for (const Where where : {kSum, kReceive, kSend}) {
     const auto codes = run_processes(3, [&](const std::string& name, int rank) {
-      const auto group = open_group({name, 3, rank, 1});
+      const auto group = open_group({name, 3, rank, 1, best()});
       if (!group) return 1;
       float x = 1.0f;
       auto* data = reinterpret_cast<char*>(&x);
-      if (!all_reduce(*group, best(), 0, DType::kFloat32, data, 1)) return 2;
+      if (!all_reduce(*group, 0, DType::kFloat32, data, 1)) return 2;
       if (rank == 1) raise(SIGKILL);
       const auto start = Clock::now();
       Bytes large(static_cast<size_t>(2 * kMailSlots * kMailSlotBytes));
       const auto bytes = static_cast<int64_t>(large.size());
-      const bool ok = where == kSum       ? all_reduce(*group, best(), 0, DType::kFloat32, data, 1)
+      const bool ok = where == kSum       ? all_reduce(*group, 0, DType::kFloat32, data, 1)
                       : where == kReceive ? receive(*group, 1, data, 4)
                                           : send(*group, 1, large.data(), bytes);
       if (ok) return 3;
@@ -260,7 +260,7 @@ void test_abandoned_group_ends_all_waits() {
       std::this_thread::sleep_for(std::chrono::seconds(1));  // alive, and of no more use
     } else {
       float x = 1.0f;
-      const bool ok = all_reduce(group, best(), 0, DType::kFloat32, reinterpret_cast<char*>(&x), 1);
+      const bool ok = all_reduce(group, 0, DType::kFloat32, reinterpret_cast<char*>(&x), 1);
       expect(!ok && group.failure().find("rank 2 met an error") != std::string::npos, "%s",
              group.failure().c_str());
     }
@@ -271,25 +271,24 @@ void test_different_lengths_are_refused() {
   with_ranks(2, 1, [&](Group& group) {
     std::vector<float> x(100);
     const int64_t count = group.rank() == 0 ? 100 : 99;
-    const bool ok =
-        all_reduce(group, best(), 0, DType::kFloat32, reinterpret_cast<char*>(x.data()), count);
+    const bool ok = all_reduce(group, 0, DType::kFloat32, reinterpret_cast<char*>(x.data()), count);
     expect(!ok, "lengths 100 and 99 gave a sum");
     // A second call must fail as well, and not wait.
-    expect(!all_reduce(group, best(), 0, DType::kFloat32, reinterpret_cast<char*>(x.data()), 100),
+    expect(!all_reduce(group, 0, DType::kFloat32, reinterpret_cast<char*>(x.data()), 100),
            "the group went on");
   });
 }
 
 void test_impossible_groups_are_refused() {
   std::string error;
-  for (const Options& options : {Options{"g", 2, 2, 1}, Options{"g", 2, -1, 1}, Options{"g", 0, 0, 1},
-                                 Options{"g", 2, 0, 0}})
+  for (const Options& options : {Options{"g", 2, 2, 1, best()}, Options{"g", 2, -1, 1, best()},
+                                 Options{"g", 0, 0, 1, best()}, Options{"g", 2, 0, 0, best()}})
     expect(!Group::create(options, &error) && error.find("not possible") != std::string::npos, "%s",
            error.c_str());
   const std::string name = fresh_name();
-  const auto first = Group::create({name, 2, 0, 1}, &error);
+  const auto first = Group::create({name, 2, 0, 1, best()}, &error);
   expect(first != nullptr, "%s", error.c_str());
-  expect(!Group::create({name, 2, 0, 1}, &error) &&
+  expect(!Group::create({name, 2, 0, 1, best()}, &error) &&
              error.find("exists already") != std::string::npos,
          "%s", error.c_str());
 
@@ -298,7 +297,7 @@ void test_impossible_groups_are_refused() {
   for (int rank = 0; rank < 2; ++rank)
     ranks.emplace_back([&, rank] {
       std::string said;
-      const auto group = Group::create({other, 2, rank, 1 + rank}, &said);
+      const auto group = Group::create({other, 2, rank, 1 + rank, best()}, &said);
       expect(group && !group->join(&said) && !said.empty(), "ranks with 1 and 2 lanes met");
     });
   for (std::thread& rank : ranks) rank.join();

@@ -34,11 +34,12 @@ void check_sum(const KernelTable& table, DType type, int64_t size, int count, in
   table.sum_buffers(type, {sources.data(), count, out.data()}, slice);
   for (int64_t i = 0; i < size; ++i) {
     const bool mine = i >= slice.begin && i < slice.end;
-    if (mine) expect(out.get(0, i) == expected[static_cast<size_t>(i)], "%s: [%lld] is %.9g, not %.9g",
-                     label.c_str(), static_cast<long long>(i), out.get(0, i),
-                     expected[static_cast<size_t>(i)]);
-    if (!mine) expect(out.bits(0, i) == before.bits(0, i), "%s: wrote outside its slice",
-                      label.c_str());
+    if (mine)
+      expect(out.get(0, i) == expected[static_cast<size_t>(i)], "%s: [%lld] is %.9g, not %.9g",
+             label.c_str(), static_cast<long long>(i), out.get(0, i),
+             expected[static_cast<size_t>(i)]);
+    if (!mine)
+      expect(out.bits(0, i) == before.bits(0, i), "%s: wrote outside its slice", label.c_str());
   }
   out.check_guards(label);
 }
