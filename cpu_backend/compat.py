@@ -11,6 +11,10 @@
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
 |                                | and streams then wait for it for ever     |                   |
+| leave_binding_to_the_worker    | the host binds ranks by OpenMP variables, | a platform hook   |
+|                                | one whole NUMA node to each or no start   |                   |
+| unlink_mapped_queues           | a killed server leaves its queues in      | it unlinks them   |
+|                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary per request | a platform hook   |
@@ -18,6 +22,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.util
@@ -41,6 +46,8 @@ def prepare_process() -> None:
         del os.environ["CUDA_VISIBLE_DEVICES"]
     accept_fractional_space()
     accept_device_argument()
+    when_loaded("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker)
+    when_loaded("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues)
     _print_config_errors()
 
 
@@ -81,15 +88,23 @@ def add_device_argument(parser: Any) -> None:
         )
 
 
+def when_loaded(name: str, action: Callable[[Any], None]) -> None:
+    """Run ``action(module)`` on the module ``name``, now or when it will have been imported."""
+    if name in sys.modules:
+        action(sys.modules[name])
+    elif not any(isinstance(f, _PatchOnLoad) and f.name == name for f in sys.meta_path):
+        sys.meta_path.insert(0, _PatchOnLoad(name, action))
+
+
 class _PatchOnLoad(importlib.abc.MetaPathFinder):
     """Runs ``action(module)`` right after ``name`` has been executed."""
 
     def __init__(self, name: str, action: Callable[[Any], None]) -> None:
-        self._name = name
+        self.name = name
         self._action = action
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
@@ -112,11 +127,8 @@ def accept_device_argument() -> None:
     """
     name = "vllm.engine.arg_utils"
     module: Any = sys.modules.get(name)
-    if module is None:
-        if not any(isinstance(finder, _PatchOnLoad) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _PatchOnLoad(name, _patch_engine_args))
-    elif hasattr(module, "AsyncEngineArgs"):
-        _patch_engine_args(module)
+    if module is None or hasattr(module, "AsyncEngineArgs"):
+        when_loaded(name, _patch_engine_args)
     elif not hasattr(module.dataclass, "_cpu_backend"):
         original = module.dataclass
 
@@ -198,6 +210,41 @@ def give_engine_time_to_stop() -> None:
         return max(original(*args, **kwargs) or 0.0, ENGINE_STOP_SECONDS)
 
     utils.get_engine_process_shutdown_timeout = at_least
+
+
+class _NoOpenMPVariables:
+    """In the place of the host's ``OMPProcessManager``: workers start as they are."""
+
+    def __init__(self, config: Any) -> None:
+        del config
+
+    def configure_omp_envs(self, rank: int, local_rank: int) -> contextlib.nullcontext[None]:
+        del rank, local_rank
+        return contextlib.nullcontext()
+
+
+def leave_binding_to_the_worker(module: Any) -> None:
+    """Each worker binds itself (:mod:`cpu_backend.worker.worker`), for any layout of ranks."""
+    module.OMPProcessManager = _NoOpenMPVariables
+
+
+def unlink_mapped_queues(module: Any) -> None:
+    """Take a message queue's shared memory out of /dev/shm as soon as all readers have mapped it.
+
+    It lives on in the processes that use it, and ends with them, whatever ends them.
+    """
+    original = module.MessageQueue.wait_until_ready
+    if getattr(original, "__module__", "") == __name__:
+        return
+
+    def wait_until_ready(self: Any) -> None:
+        original(self)
+        buffer = self.buffer
+        if self._is_writer and buffer is not None and buffer.is_creator:
+            buffer.shared_memory.unlink()
+            buffer.is_creator = False  # or the host would unlink it again
+
+    module.MessageQueue.wait_until_ready = wait_until_ready
 
 
 def keep_thread_count() -> None:

@@ -186,6 +186,12 @@ def multiply_adds(steps: int) -> int:
     return int(torch.ops.cpu_backend.multiply_adds(steps))
 
 
+def abandon_groups() -> None:
+    """End the waits of all ranks that compute together with this process, which cannot go on."""
+    if hasattr(torch.ops.cpu_backend, "abandon_groups"):
+        torch.ops.cpu_backend.abandon_groups()
+
+
 class PackedLinear:
     """A linear weight [out_features, in_features] in this target's packed order.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import vllm.v1.worker.cpu.shm  # noqa: F401 - replaces torch.cuda streams and events; must come first
@@ -38,10 +39,7 @@ class CPUWorker(Worker):
         self.library = ops.load()
         self.binding = self._bind()
         layers.register_all()
-        # The host's shared-memory collectives tell servers on one machine apart by this.
-        os.environ["VLLM_DIST_IDENT"] = (
-            self.distributed_init_method.removeprefix("file://").rsplit("/", 1)[-1].split(":")[-1]
-        )
+        os.environ["VLLM_DIST_IDENT"] = _group_identity(self.distributed_init_method)
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
@@ -133,6 +131,14 @@ class CPUWorker(Worker):
             encoder=compilation.encoder_compilation_time,
         )
 
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """One step; an error in it also ends the waits of the ranks that count on this one."""
+        try:
+            return super().execute_model(scheduler_output)
+        except Exception:
+            ops.abandon_groups()
+            raise
+
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         """The host's seam for allocations of one kind; only the KV cache is special here."""
         return LazyZeros() if tag == "kv_cache" else nullcontext()
@@ -144,3 +150,17 @@ class CPUWorker(Worker):
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Refused like :meth:`sleep`."""
         raise RuntimeError("sleep mode is not supported on the CPU.")
+
+
+def _group_identity(init_method: str) -> str:
+    """The same text on all ranks that share memory, and on no others.
+
+    Ranks on several machines may meet at one address; the host takes its shared-memory collectives
+    only where all ranks have the same text, and its network ones otherwise.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/net")
+    parts = [init_method.rsplit("/", 1)[-1].split(":")[-1]]
+    if boot.exists() and namespace.exists():
+        parts += [boot.read_text()[:8], str(namespace.stat().st_ino)]
+    return "-".join(parts)

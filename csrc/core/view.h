@@ -26,6 +26,13 @@ struct NormArgs {
   float epsilon;
 };
 
+// y[i] = the sum of sources[0..count)[i] in this order.
+struct SumArgs {
+  const ConstData* sources;
+  int count;
+  Data y;
+};
+
 enum class Activation : int {
   kSilu,
   kGelu,       // x/2 * erfc(-x/sqrt(2))

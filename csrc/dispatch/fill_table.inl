@@ -2,6 +2,7 @@
 #include "dispatch/kernel_table.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/copy.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/limits.h"
@@ -11,6 +12,7 @@
 #include "kernels/quant_rows.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
+#include "kernels/sum_buffers.h"
 #include "kernels/top_tokens.h"
 
 namespace CPU_BACKEND_NAMESPACE {
@@ -79,6 +81,10 @@ const KernelTable kTable = {
     [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });
     },
+    [](DType type, const SumArgs& args, Slice elements) {
+      with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });
+    },
+    copy_bytes,
     [](DType type, const void* x, int64_t size) {
       return with_type(
           type, [&](auto t) { return argmax_row(static_cast<const decltype(t)*>(x), size); });

@@ -38,6 +38,8 @@ struct KernelTable {
   void (*int8_rows)(DType, const Int8RowsArgs&, Slice rows);
   void (*quantize_given)(const QuantGivenArgs&, Slice rows);
   void (*quant_gemm)(DType, const QuantGemmArgs&, Slice rows, Slice panels, float* scratch);
+  void (*sum_buffers)(DType, const SumArgs&, Slice elements);
+  void (*copy_bytes)(const char* from, char* to, int64_t bytes);
 
   int64_t (*argmax_row)(DType, const void* x, int64_t size);
   int64_t (*gumbel_argmax_row)(DType, const void* x, int64_t size, uint64_t seed);

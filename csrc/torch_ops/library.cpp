@@ -120,6 +120,20 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "Tensor repetition_penalties) -> ()",
          apply_repetition_penalties);
   define(m, "init_cpu_memory_env(SymInt[] node_ids) -> ()", init_cpu_memory_env, kNoDevice);
+
+#if defined(__linux__)
+  define(m, "init_shm_manager(str name, int group_size, int rank, int thread_num) -> int",
+         init_shm_manager, kNoDevice);
+  define(m, "join_shm_manager(int handle, str name) -> str", join_shm_manager, kNoDevice);
+  define(m, "shm_allreduce(int handle, Tensor! data) -> ()", shm_allreduce);
+  define(m, "shm_all_gather(int handle, Tensor data, Tensor! output) -> ()", shm_all_gather);
+  define(m, "shm_gather(int handle, Tensor data, Tensor[](a!)? outputs, int dst) -> ()",
+         shm_gather);
+  define(m, "shm_send_tensor_list(int handle, Tensor[](a) tensor_list, int dst) -> ()",
+         shm_send_tensor_list, kNoDevice);
+  define(m, "shm_recv_tensor_list(int handle, int src) -> Tensor[](a)", shm_recv_tensor_list,
+         kNoDevice);
+#endif
 }
 
 TORCH_LIBRARY(cpu_backend, m) {
@@ -164,6 +178,9 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.def("set_num_threads(int threads) -> ()", set_num_threads);
   m.def("bind_memory(int[] nodes) -> str", bind_memory);
   m.def("describe() -> str", describe);
+#if defined(__linux__)
+  m.def("abandon_groups() -> ()", abandon_groups);
+#endif
 }
 
 }  // namespace cpu_backend

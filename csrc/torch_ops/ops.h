@@ -93,6 +93,18 @@ void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mas
 int64_t read_bytes(const at::Tensor& data);
 int64_t multiply_adds(int64_t steps);
 
+// collectives.cpp, Linux only
+int64_t init_shm_manager(const std::string& name, int64_t group_size, int64_t rank,
+                         int64_t thread_num);
+std::string join_shm_manager(int64_t handle, const std::string& name);
+void shm_allreduce(int64_t handle, at::Tensor& data);
+void shm_all_gather(int64_t handle, const at::Tensor& data, at::Tensor& output);
+void shm_gather(int64_t handle, const at::Tensor& data,
+                const std::optional<std::vector<at::Tensor>>& outputs, int64_t dst);
+void shm_send_tensor_list(int64_t handle, const std::vector<at::Tensor>& tensor_list, int64_t dst);
+std::vector<at::Tensor> shm_recv_tensor_list(int64_t handle, int64_t src);
+void abandon_groups();
+
 // runtime.cpp
 bool bind_threads(at::IntArrayRef cpus);
 void set_num_threads(int64_t threads);

@@ -1,6 +1,7 @@
 // The runner: kernel_tests [filter] runs the tests whose name contains `filter`.
 #include "harness.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdarg>
 #include <cstdlib>
@@ -25,8 +26,8 @@ std::vector<Test>& tests() {
 
 const char* current_test = "";
 const char* current_target = "";
-long checks = 0;
-long failures = 0;
+std::atomic<long> checks{0};  // tests may check from several threads
+std::atomic<long> failures{0};
 constexpr long kMaxPrinted = 20;  // per run; one broken kernel fails thousands of checks
 
 std::string vformat(const char* text, va_list args) {
@@ -129,11 +130,11 @@ int run_all(const char* filter) {
     // A test that checked nothing has not passed.
     if (checks == checks_before) expect(false, "the test made no check");
     printf("%s %-60s %9ld checks %7.2f s\n", failures > failures_before ? "FAIL" : "ok  ",
-           test.name, checks - checks_before, seconds.count());
+           test.name, checks.load() - checks_before, seconds.count());
     fflush(stdout);
   }
   if (ran == 0) printf("no test contains \"%s\"\n", filter);
-  if (failures) printf("%ld of %ld checks failed\n", failures, checks);
+  if (failures) printf("%ld of %ld checks failed\n", failures.load(), checks.load());
   return ran == 0 ? 2 : failures ? 1 : 0;
 }
 

@@ -40,7 +40,9 @@ Tensor seq_lens, ScalarType dtype, Tensor query_start_loc, bool casual, int wind
 str isa_hint, bool enable_kv_split, Tensor? dynamic_causal, str kv_cache_dtype="auto") -> Tensor
 greedy_argmax(Tensor logits) -> Tensor
 init_cpu_memory_env(SymInt[] node_ids) -> ()
+init_shm_manager(str name, int group_size, int rank, int thread_num) -> int
 is_onednn_acl_supported() -> bool
+join_shm_manager(int handle, str name) -> str
 mul_and_silu(Tensor! out, Tensor input) -> ()
 onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()
 onednn_scaled_mm(Tensor! c, Tensor a, Tensor a_scales, Tensor? azp, Tensor? azp_adj, \
@@ -49,10 +51,16 @@ release_dnnl_matmul_handler(int handler) -> ()
 rms_norm(Tensor! out, Tensor input, Tensor? weight, float epsilon) -> ()
 rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, \
 Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()
+shm_all_gather(int handle, Tensor data, Tensor! output) -> ()
+shm_allreduce(int handle, Tensor! data) -> ()
+shm_gather(int handle, Tensor data, Tensor[]!? outputs, int dst) -> ()
+shm_recv_tensor_list(int handle, int src) -> Tensor[](a)
+shm_send_tensor_list(int handle, Tensor[](a) tensor_list, int dst) -> ()
 silu_and_mul(Tensor! out, Tensor input) -> ()
 static_scaled_int8_quant(Tensor! out, Tensor input, Tensor scale, Tensor? azp) -> ()
 """
 OWN = """
+abandon_groups() -> ()
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 describe() -> str

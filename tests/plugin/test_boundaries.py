@@ -46,7 +46,7 @@ def test_import_loads_neither_torch_nor_vllm() -> None:
 
 
 def test_kernels_know_nothing_of_torch() -> None:
-    for path, text in cpp("isa", "core", "kernels", "dispatch"):
+    for path, text in cpp("isa", "core", "kernels", "dispatch", "collectives"):
         found = re.search(r"torch|\bATen\b|\bat::|\bc10\b|TORCH_", code_only(text))
         assert not found, f"{path} mentions {found and found.group()}"
 
@@ -60,14 +60,14 @@ def test_kernels_use_no_templates_of_the_standard_library() -> None:
 
 
 def test_intrinsics_stay_in_isa() -> None:
-    for path, text in cpp("core", "kernels", "dispatch", "torch_ops"):
+    for path, text in cpp("core", "kernels", "dispatch", "collectives", "torch_ops"):
         found = re.search(r"\b_mm\d*_\w+|\b__m\d+\w*|\bv(ld|st)1q\w*|\bvec_\w+\(", code_only(text))
         assert not found, f"{path} uses {found and found.group()}"
         assert "immintrin.h" not in text, path
 
 
 def test_openmp_stays_in_torch_ops() -> None:
-    for path, text in cpp("isa", "core", "kernels", "dispatch"):
+    for path, text in cpp("isa", "core", "kernels", "dispatch", "collectives"):
         assert not re.search(r"\bpragma\s+omp|omp\.h|\bomp_\w+\(", text), path
 
 
