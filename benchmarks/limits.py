@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
@@ -41,3 +45,18 @@ def fma_peak() -> float:
     ops.load()
     steps = 200_000
     return ops.multiply_adds(steps) / best_seconds(lambda: ops.multiply_adds(steps))
+
+
+def int8_peak() -> float:
+    """8-bit operations per second of one probe per thread (int8_peak.cpp, built for this CPU)."""
+    source = Path(__file__).parent / "int8_peak.cpp"
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/int8_peak"
+        subprocess.run(["c++", "-O2", "-march=native", source, "-o", program], check=True)
+
+        def run(_: int) -> float:
+            return float(subprocess.run([program], check=True, capture_output=True).stdout)
+
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(threads) as pool:
+            return sum(pool.map(run, range(threads)))
