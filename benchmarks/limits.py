@@ -17,9 +17,8 @@ from cpu_backend import ops
 _READ_BYTES = 256 << 20  # eight times a large last-level cache of a small machine
 
 
-def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
+def best_seconds(work: Callable[[], object], repeats: int) -> float:
     """The fastest of several runs: a limit is what the machine can do, not what it did."""
-    work()
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -34,17 +33,18 @@ def _buffer() -> torch.Tensor:
     return torch.ones(_READ_BYTES // 4)
 
 
-def read_bandwidth() -> float:
+def read_bandwidth(repeats: int = 5) -> float:
     """Bytes per second that all threads together read from memory."""
     data = _buffer()
-    return data.nbytes / best_seconds(lambda: ops.read_bytes(data))
+    return data.nbytes / best_seconds(lambda: ops.read_bytes(data), repeats)
 
 
-def fma_peak() -> float:
+def fma_peak(repeats: int = 5) -> float:
     """fp32 operations per second of all threads together, in the registers alone."""
     ops.load()
     steps = 200_000
-    return ops.multiply_adds(steps) / best_seconds(lambda: ops.multiply_adds(steps))
+    operations = ops.multiply_adds(1) * steps
+    return operations / best_seconds(lambda: ops.multiply_adds(steps), repeats)
 
 
 def int8_peak() -> float:

@@ -19,6 +19,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.bytes_per_s / 1e9:.1f} of {row.read_limit / 1e9:.1f}",
         f"{row.flop_per_s / 1e9:.1f} of {row.flop_limit / 1e9:.1f}",
         f"{row.share:.0%}",
+        f"{row.best_share:.0%}",
         f"{row.error:.1e}",
     ]
 
@@ -33,9 +34,10 @@ _HEAD = [
     "GB/s",
     "GFLOP/s",
     "share",
+    "best",
     "error",
 ]
-_WIDTHS = [17, 33, 8, 12, 10, 6, 13, 15, 5, 7]
+_WIDTHS = [17, 33, 8, 12, 10, 6, 13, 15, 5, 5, 7]
 
 
 def line(row: Row) -> str:
@@ -44,7 +46,7 @@ def line(row: Row) -> str:
 
 
 def markdown(host: Mapping[str, object], rows: Sequence[Row]) -> str:
-    """A table; ``share`` is of the lower of both limits, ``error`` relative to fp32."""
+    """A table; ``share`` and ``best`` as in measure.Row, ``error`` relative to fp32."""
     head = ", ".join(f"{key} {value}" for key, value in host.items())
     lines = [
         head,
