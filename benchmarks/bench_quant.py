@@ -63,7 +63,9 @@ def measure(name: str, shape: str) -> list[dict[str, float | str | int]]:
     out_features, in_features = SHAPES[shape]
     first, weight, weight_bytes = make(SCHEMES[name], out_features, in_features)
     copies = max(1, min(16, ROTATED_BYTES // weight_bytes))
-    layers = [first] + [make(SCHEMES[name], out_features, in_features)[0] for _ in range(copies - 1)]
+    layers = [first] + [
+        make(SCHEMES[name], out_features, in_features)[0] for _ in range(copies - 1)
+    ]
     rows: list[dict[str, float | str | int]] = []
     for tokens in TOKENS:
         x = torch.randn(tokens, in_features).bfloat16()

@@ -9,6 +9,7 @@ namespace cpu_backend::test {
 #if defined(__x86_64__)
 extern const Probe* const k_amx_probe;
 extern const Probe* const k_avx512_bf16_probe;
+extern const Probe* const k_avx512_vnni_probe;
 extern const Probe* const k_avx512_probe;
 extern const Probe* const k_avx2_probe;
 #elif defined(__aarch64__)
@@ -21,7 +22,7 @@ extern const Probe* const k_scalar_probe;
 const Probe& probe_of(const char* target) {
   for (const Probe* probe : {
 #if defined(__x86_64__)
-           k_amx_probe, k_avx512_bf16_probe, k_avx512_probe, k_avx2_probe,
+           k_amx_probe, k_avx512_bf16_probe, k_avx512_vnni_probe, k_avx512_probe, k_avx2_probe,
 #elif defined(__aarch64__)
            k_neon_probe,
 #elif defined(__s390x__)

@@ -78,5 +78,7 @@ def test_killed_rank_ends_the_others_with_a_sentence() -> None:
         _, err = rank.communicate(timeout=60)
         assert rank.returncode == 1
         assert "has lost rank 1: its process has ended" in err
-    assert time.monotonic() - killed < 30  # a tenth of a second and Python's exit, on a busy machine
+    assert (
+        time.monotonic() - killed < 30
+    )  # a tenth of a second and Python's exit, on a busy machine
     ranks[1].communicate()

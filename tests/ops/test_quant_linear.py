@@ -130,8 +130,8 @@ def packed_stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """uint codes [rows, size] as int32 words of a stream of bits along the second dimension."""
     rows, size = codes.shape
     stream = (codes.long()[:, :, None] >> torch.arange(bits)) & 1
-    stream = torch.nn.functional.pad(stream.view(rows, -1), (0, -size * bits % 32))
-    words = (stream.view(rows, -1, 32) << torch.arange(32)).sum(-1)
+    stream = torch.nn.functional.pad(stream.reshape(rows, -1), (0, -size * bits % 32))
+    words = (stream.reshape(rows, -1, 32) << torch.arange(32)).sum(-1)
     return (words - (words >> 31 << 32)).to(torch.int32)
 
 

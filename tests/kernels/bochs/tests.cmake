@@ -1,19 +1,23 @@
 # Tests of x86 instruction sets that the build machine may lack, on CPUs that Bochs emulates.
 
-# Each target runs on the first CPU that has it, so that an instruction of a later one is caught.
-set(avx512_cpu corei7_skylake_x)
-set(emulated_targets avx512)
-
-# These are compiled for the baseline only, the same on every x86: the native run has them.
+# A target runs on the first CPU that has it, so that an instruction of a later one is caught.
+# half and plan are compiled for the baseline only, the same on every x86: the native run has them.
 list(REMOVE_ITEM areas dispatch half plan)
-foreach(target IN LISTS emulated_targets)
-  foreach(area IN LISTS areas)
-    set(name kernels.${area}.${target})
-    add_test(NAME ${name} COMMAND kernel_tests ${area}/)
-    set_tests_properties(${name} PROPERTIES
-      ENVIRONMENT "CPU_BACKEND_ISA=${target};BOCHS_CPU=${${target}_cpu}")
+function(emulate_target target cpu)
+  cmake_parse_arguments(PARSE_ARGV 2 only "" "" "AREAS")
+  if(NOT only_AREAS)
+    set(only_AREAS ${areas})
+  endif()
+  foreach(area IN LISTS only_AREAS)
+    add_test(NAME kernels.${area}.${target} COMMAND kernel_tests ${area}/)
+    set_tests_properties(kernels.${area}.${target} PROPERTIES
+      ENVIRONMENT "CPU_BACKEND_ISA=${target};BOCHS_CPU=${cpu}")
   endforeach()
-endforeach()
+endfunction()
+emulate_target(avx512 corei7_skylake_x)
+# The rest of these is that of avx512.
+emulate_target(avx512_vnni corei7_icelake_u AREAS vec quant)
+emulate_target(avx512_bf16 sapphire_rapids AREAS vec gemm)
 
 # The target that the library takes by itself on a CPU, perhaps WITHOUT one of its features, or
 # under a system that saves only the register sets of the mask XCR0.
@@ -37,5 +41,9 @@ expect_target(avx2 broadwell_ult)
 expect_target(avx2 corei7_skylake_x WITHOUT avx512bw)
 expect_target(avx2 corei7_skylake_x WITHOUT avx512dq)
 expect_target(avx512 corei7_skylake_x)
+expect_target(avx512 corei7_icelake_u WITHOUT avx512vnni)
+expect_target(avx512_vnni corei7_icelake_u)
+expect_target(avx512_vnni sapphire_rapids WITHOUT avx512bf16)
+expect_target(avx512_bf16 sapphire_rapids)       # no permission for tiles
 expect_target(avx2 corei7_skylake_x XCR0 0x7)    # AVX-512's registers are not saved
 expect_target(scalar corei7_skylake_x XCR0 0x3)  # nor AVX's
