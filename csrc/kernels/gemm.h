@@ -13,8 +13,8 @@
 // Shapes    any m, n, k >= 1.
 // Numerics  fp32 accumulation in chains of kChainLength in the order of k, whatever the blocks.
 //           Without residual and activation: bias added in fp32, one rounding, on store.  With
-//           one: exactly what rounding the product on store and then running the separate op on
-//           the stored value gives.
+//           one: what rounding the product on store and then running the separate op on the
+//           stored value gives, bit for bit but for the last places of an fp32 activation.
 // Threads   none: rows x panels given by the caller; scratch of gemm_scratch_floats() per thread.
 #pragma once
 

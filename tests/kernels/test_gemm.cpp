@@ -363,8 +363,16 @@ void test_gemm_activates_and_multiplies_as_a_second_op_would() {
             args.epilogue.gated = true;
             args.epilogue.activation = kind;
             problem.run(table, args, {0, m}, m, m == 5 ? 2 : problem.panels(table));
-            expect(got == expected, "%s %lld rows of %lld columns", name_of(type),
-                   static_cast<long long>(m), static_cast<long long>(half));
+            // In fp32 the compiler may contract the two copies of an activation differently.
+            const double slack = type == DType::kFloat32 ? 0x1p-21 : 0.0;
+            for (int64_t r = 0; r < m; ++r)
+              for (int64_t c = 0; c < half; ++c)
+                expect(std::fabs(got.get(r, c) - expected.get(r, c)) <=
+                           slack * std::fabs(expected.get(r, c)),
+                       "%s %lld rows of %lld columns: %a instead of %a", name_of(type),
+                       static_cast<long long>(m), static_cast<long long>(half),
+                       static_cast<double>(got.get(r, c)), static_cast<double>(expected.get(r, c)));
+            got.check_guards("gated");
           }
         }
       }

@@ -1,8 +1,9 @@
 # Tests of x86 instruction sets that the build machine may lack, on CPUs that Bochs emulates.
 
 # A target runs on the first CPU that has it, so that an instruction of a later one is caught.
-# half and plan are compiled for the baseline only, the same on every x86: the native run has them.
-list(REMOVE_ITEM areas dispatch half plan)
+# half and plan are compiled for the baseline only, the same on every x86: the native run has them,
+# and collectives, which need threads.
+list(REMOVE_ITEM areas dispatch half plan collectives)
 function(emulate_target target cpu)
   cmake_parse_arguments(PARSE_ARGV 2 only "" "" "AREAS")
   if(NOT only_AREAS)
@@ -18,6 +19,7 @@ emulate_target(avx512 corei7_skylake_x)
 # The rest of these is that of avx512.
 emulate_target(avx512_vnni corei7_icelake_u AREAS vec quant)
 emulate_target(avx512_bf16 sapphire_rapids AREAS vec gemm)
+emulate_target(amx sapphire_rapids AREAS gemm)
 
 # The target that the library takes by itself on a CPU, perhaps WITHOUT one of its features, or
 # under a system that saves only the register sets of the mask XCR0.
@@ -44,6 +46,8 @@ expect_target(avx512 corei7_skylake_x)
 expect_target(avx512 corei7_icelake_u WITHOUT avx512vnni)
 expect_target(avx512_vnni corei7_icelake_u)
 expect_target(avx512_vnni sapphire_rapids WITHOUT avx512bf16)
-expect_target(avx512_bf16 sapphire_rapids)       # no permission for tiles
+expect_target(amx sapphire_rapids)
+expect_target(avx512_bf16 sapphire_rapids WITHOUT amx_bf16)
+expect_target(avx512_bf16 sapphire_rapids XCR0 0xe7)  # tiles are not saved
 expect_target(avx2 corei7_skylake_x XCR0 0x7)    # AVX-512's registers are not saved
 expect_target(scalar corei7_skylake_x XCR0 0x3)  # nor AVX's
