@@ -247,8 +247,11 @@ class PackedLinear:
         activation: str,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """out [..., out_features / 2] = act(first half of linear(x)) * second half, to the bit what
-        the separate activation gives; ``activation`` is silu, gelu or gelu_tanh."""
+        """out [..., out_features / 2] = act(first half of linear(x)) * second half.
+
+        What the separate activation gives, in 16 bits to the bit; ``activation`` is silu, gelu or
+        gelu_tanh.
+        """
         torch.ops.cpu_backend.linear_act_and_mul(out, x, self._handle, bias, activation)
 
     def __del__(self) -> None:

@@ -7,7 +7,8 @@
 //           bf16         rows in pairs, (k, c) at (k/2) * 2*stride + 2*c + (k & 1): one 32-bit word
 //                        holds both, so widening is one shift and one mask instead of a shuffle,
 //                        and it is the order in which VDPBF16PS and AMX want their operand.
-//                        An odd last row has no partner; the other half of its word is not read.
+//                        An odd last row has no partner: the other half of its word is zero or
+//                        not read.
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
@@ -20,6 +21,7 @@ namespace CPU_BACKEND_NAMESPACE {
 
 constexpr int kPanelVecs = 2;
 constexpr int kPanelWidth = kPanelVecs * kLanes;
+
 // Rows of k that share one word.
 template <class T>
 constexpr int kPairing = 1;
@@ -31,12 +33,6 @@ template <class T>
 CPU_BACKEND_INLINE int64_t panel_offset(int64_t k, int64_t column, int64_t stride) {
   constexpr int64_t kPair = kPairing<T>;
   return k / kPair * kPair * stride + kPair * column + k % kPair;
-}
-
-// Elements a panel of k rows takes.
-template <class T>
-constexpr int64_t panel_elements(int64_t k, int64_t width) {
-  return round_up(k, kPairing<T>) * width;
 }
 
 template <int kRows, int kVecs, int kPanels>

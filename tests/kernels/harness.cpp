@@ -82,6 +82,11 @@ void for_each_linear_target(const std::function<void(const KernelTable&)>& run) 
   current_target = "";
 }
 
+const KernelTable* bf16_definition_of(const KernelTable& table) {
+  if (strcmp(table.target, "avx512_bf16") == 0) return k_emulated_bf16_pairs_table;
+  return strcmp(table.target, "amx") == 0 ? k_emulated_bf16_tiles_table : nullptr;
+}
+
 void Compare::add(float result, double reference, double plain, double typical) {
   const double error = std::max(std::fabs(plain - reference), typical);
   if (error > plain_error_) plain_error_ = error;

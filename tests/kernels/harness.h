@@ -34,6 +34,8 @@ bool expect(bool ok, const char* format, ...) __attribute__((format(printf, 2, 3
 void for_each_target(const std::function<void(const KernelTable&)>& run);
 // And those whose bf16 units are emulated, unless CPU_BACKEND_ISA names one target.
 void for_each_linear_target(const std::function<void(const KernelTable&)>& run);
+// The emulation of the bf16 unit that a target has, or null.
+const KernelTable* bf16_definition_of(const KernelTable& table);
 
 #if defined(CPU_BACKEND_TESTS_EMULATED)
 constexpr bool kEmulated = true;

@@ -382,5 +382,36 @@ void test_gemm_activates_and_multiplies_as_a_second_op_would() {
 const Registration i("gemm/test_gemm_activates_and_multiplies_as_a_second_op_would",
                      test_gemm_activates_and_multiplies_as_a_second_op_would);
 
+// Bit for bit, subnormal numbers included: what the other tests run by definition is what the
+// processor does.
+void test_bf16_units_follow_their_definition() {
+  for_each_target([](const KernelTable& table) {
+    const KernelTable* definition = bf16_definition_of(table);
+    if (!definition) {
+      expect(true, "this target has none");
+      return;
+    }
+    for (int64_t m : {1, 3, 16, 17, 41}) {
+      for (int64_t k : {1, 31, 32, 300}) {
+        Problem problem(DType::kBFloat16, m, table.panel_width + 3, k);
+        for (int64_t i = 0; i < k; i += 7) problem.a.set(m / 2, i, 0x1p-70);
+        for (int64_t i = 0; i < k; i += 5) problem.weight.set(1, i, 0x1p-60);
+        problem.weight.set(2, 0, 0x1p-130);
+        Buffer got(DType::kFloat32, m, problem.n), expected(DType::kFloat32, m, problem.n);
+        for (const auto& [target, out] :
+             {std::pair<const KernelTable*, Buffer*>{&table, &got}, {definition, &expected}}) {
+          const Buffer packed = problem.pack(*target);
+          problem.run(*target, problem.args(packed, *out, true), {0, m}, m,
+                      problem.panels(*target));
+        }
+        expect(got == expected, "%lld rows %lld deep", static_cast<long long>(m),
+               static_cast<long long>(k));
+      }
+    }
+  });
+}
+const Registration j("gemm/test_bf16_units_follow_their_definition",
+                     test_bf16_units_follow_their_definition);
+
 }  // namespace
 }  // namespace cpu_backend::test

@@ -139,7 +139,9 @@ def test_linear_act_and_mul_is_the_two_steps(
     expected = torch.empty(m, n // 2, dtype=dtype)
     getattr(torch.ops._C, f"{activation}_and_mul")(expected, layer(x, None, bias))
     layer.act_and_mul(out.rows, x, activation, bias)
-    assert torch.equal(out.rows, expected)
+    # In fp32 the compiler may contract the two copies of an activation differently.
+    slack = 2.0**-21 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(out.rows, expected, rtol=slack, atol=0.0)
     out.assert_intact()
 
 
