@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
     with pytest.raises(TypeError, match="packed codes have dtype Char, not int32"):
         QuantizedLinear(Codes(codes, "words_of_k", 4), groups, 64)
     with pytest.raises(ValueError, match="AWQ's order of codes is one of eight 4-bit columns"):
-        QuantizedLinear(Codes(codes[:, :2].int().t(), "words_of_n_awq", 3), groups, 64)
+        QuantizedLinear(Codes(codes[:2].int().t(), "words_of_n_awq", 3), groups, 64)
     with pytest.raises(ValueError, match='order is "rows"; known are bytes, words_of_k'):
         QuantizedLinear(Codes(codes, "rows", 4), groups, 64)
     with pytest.raises(ValueError, match='activations is "int4"; known are int16, int8'):
