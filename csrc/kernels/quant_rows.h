@@ -263,7 +263,8 @@ static inline void quantize_given(const QuantGivenArgs& args, Slice rows) {
       for (int64_t k = begin; k < end; k += kBlock) {
         const int64_t n = end - k < kBlock ? end - k : kBlock;
         int32_t codes[kBlock] = {};
-        for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<int32_t>(x[k + i]);
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): numbers, not characters
+        for (int64_t i = 0; i < n; ++i) codes[i] = x[k + i];
         const int64_t size = round_up(n, QuantLayout::kStep);
         sum += store_codes(codes, size, quads, row.codes);
         row.codes += size * (quads ? 1 : 2);
