@@ -1,0 +1,66 @@
+"""Quantization at load: codes against the weight they stand for, packed layers against codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cpu_backend.layers.quantization import at_load
+
+SHAPES = [(5, 64), (17, 128), (33, 200), (64, 576), (3, 20)]
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int8_is_off_by_half_a_step_at_most(n: int, k: int, seeded: torch.Generator) -> None:
+    weight = torch.randn(n, k, generator=seeded)
+    group = min(at_load.INT8_GROUP, k)
+    codes, scales = at_load.quantize_int8(weight, group)
+    steps = scales.float().repeat_interleave(group, 1)[:, :k]
+    restored = (codes.float() - 128) * steps
+    # The scale itself is rounded to fp16, which the largest value feels 127 times.
+    assert ((restored - weight).abs() <= 0.5 * steps + 127 * steps * 2**-11).all()
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int4_finds_the_grid_a_weight_lies_on(n: int, k: int, seeded: torch.Generator) -> None:
+    group = min(at_load.INT4_GROUP, k)
+    groups = -(-k // group)
+    grid = torch.randint(0, 16, (n, groups * group), generator=seeded).float()
+    grid[:, ::group], grid[:, 1::group] = 0, 15  # every group uses its whole range
+    scale = (torch.rand(n, groups, generator=seeded) + 0.5).half().float()
+    weight = (grid * scale.repeat_interleave(group, 1) - 3)[:, :k]
+    codes, scales, offsets, error = at_load.quantize_int4(weight, group)
+    assert error < 1e-3
+    restored = codes.float() * scales.float().repeat_interleave(group, 1)[:, :k]
+    restored += offsets.float().repeat_interleave(group, 1)[:, :k]
+    assert (restored - weight).abs().max() < 0.02
+
+
+def test_int4_of_random_weights_loses_less_than_plain_rounding(seeded: torch.Generator) -> None:
+    weight = torch.randn(64, 256, generator=seeded)
+    *_, error = at_load.quantize_int4(weight, 32)
+    low = weight.unflatten(1, (-1, 32)).amin(-1, keepdim=True)
+    high = weight.unflatten(1, (-1, 32)).amax(-1, keepdim=True)
+    step = (high - low) / 15
+    plain = ((weight.unflatten(1, (-1, 32)) - low) / step).round() * step + low
+    plain_error = (plain.flatten(1) - weight).norm() / weight.norm()
+    assert error < plain_error
+
+
+@pytest.mark.parametrize("pack", [at_load.pack_int8, at_load.pack_int4])
+def test_packed_layers_multiply_what_was_quantized(pack: object, seeded: torch.Generator) -> None:
+    weight = torch.randn(48, 200, generator=seeded) / 8
+    x = torch.randn(7, 200, generator=seeded)
+    result = pack(weight)(x)  # type: ignore[operator]
+    exact = x @ weight.t()
+    assert (result - exact).norm() / exact.norm() < (0.01 if pack is at_load.pack_int8 else 0.09)
+
+
+def test_a_matrix_that_four_bits_cannot_hold_is_kept_in_eight(seeded: torch.Generator) -> None:
+    weight = torch.randn(16, 64, generator=seeded) * 1e-3
+    weight[:, ::32] = 1.0  # an outlier in every group
+    assert at_load.quantize_int4(weight, 32)[3] < at_load.KEEP_ABOVE
+    spread = torch.randn(16, 64, generator=seeded) ** 5
+    error = at_load.quantize_int4(spread, 32)[3]
+    kept = at_load.pack_int4(spread).nbytes > at_load.pack_int4(weight).nbytes
+    assert kept == (error > at_load.KEEP_ABOVE)
