@@ -24,6 +24,11 @@ class Variable:
 
 ISA = Variable("CPU_BACKEND_ISA", "", "force an instruction set: avx512, avx2, neon, vxe or scalar")
 DEVICE = Variable("CPU_BACKEND_DEVICE", "", "'cpu' activates the backend on a host with a GPU")
+ACTIVATIONS = Variable(
+    "CPU_BACKEND_ACTIVATIONS",
+    "int16",
+    "activations beside weight-only integer weights: int16 (accurate) or int8 (fast prompts)",
+)
 START_METHOD = Variable(
     "VLLM_WORKER_MULTIPROC_METHOD", "fork", "how the engine process starts: fork or spawn"
 )
@@ -41,6 +46,7 @@ VISIBLE_MEMORY_NODES = Variable("CPU_VISIBLE_MEMORY_NODES", "", "NUMA nodes to u
 ALL = (
     ISA,
     DEVICE,
+    ACTIVATIONS,
     START_METHOD,
     KVCACHE_SPACE,
     OMP_THREADS_BIND,

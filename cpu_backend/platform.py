@@ -78,6 +78,14 @@ class CpuBackendPlatform(CpuPlatform):
             at_load.register()
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """The model is quantized: this backend's readers of checkpoints are needed from here on."""
+        from cpu_backend.layers import quantization
+
+        super().verify_quantization(quant)
+        quantization.register_configs()
+
+    @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
         """Run eagerly on fused ops unless the user chose a compilation mode."""
         from vllm.config import CompilationMode
