@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from cpu_backend.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -53,3 +55,14 @@ ALL = (
     NUM_OF_RESERVED_CPU,
     VISIBLE_MEMORY_NODES,
 )
+
+
+def activations() -> str:
+    """What activations become beside weight-only integer weights: "int16" or "int8"."""
+    kind = ACTIVATIONS.get()
+    if kind not in ("int16", "int8"):
+        raise ConfigError(
+            f"{ACTIVATIONS.name}={kind} is not known: use int16, which is more accurate than "
+            "bfloat16, or int8, which is faster on long inputs."
+        )
+    return kind

@@ -101,6 +101,7 @@ class CpuBackendPlatform(CpuPlatform):
         _set_block_size(vllm_config)
         _set_executor(vllm_config)
         _check_threads(vllm_config)
+        envs.activations()
         _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
         _set_compilation(vllm_config)

@@ -18,14 +18,19 @@ def register_kernels() -> None:
     from vllm.model_executor.kernels import linear as host
     from vllm.platforms import PlatformEnum
 
-    from cpu_backend.layers.quantization import int8, weight_only
+    from cpu_backend.layers.quantization import fp8, int8, weight_only
 
     # register_linear_kernel() would append, and the host takes the first that says yes.
     for registry, kernel in (
         (host._POSSIBLE_INT8_KERNELS, int8.CpuInt8Linear),
         (host._POSSIBLE_KERNELS, weight_only.CpuWeightOnlyLinear),
+        (host._POSSIBLE_FP8_KERNELS, fp8.CpuFp8Linear),
+        (host._POSSIBLE_FP8_BLOCK_KERNELS, fp8.CpuFp8Linear),
+        (host._POSSIBLE_WFP8A16_KERNELS, fp8.CpuFp8Linear),
+        (host._POSSIBLE_MXFP8_KERNELS, fp8.CpuMxfp8Linear),
+        (host._POSSIBLE_MXFP4_KERNELS, fp8.CpuMxfp4Linear),
     ):
-        registry[PlatformEnum.CPU].insert(0, kernel)
+        registry.setdefault(PlatformEnum.CPU, []).insert(0, kernel)
 
 
 @functools.cache

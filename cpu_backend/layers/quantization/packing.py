@@ -15,13 +15,7 @@ from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 def weight_only_activations() -> Activations:
     """The integers that activations become where a scheme leaves them alone."""
-    kind = envs.ACTIVATIONS.get()
-    if kind not in ("int16", "int8"):
-        raise ConfigError(
-            f"{envs.ACTIVATIONS.name}={kind} is not known: use int16, which is as accurate as "
-            "bfloat16, or int8, which is faster on long inputs."
-        )
-    return Activations(kind)
+    return Activations(envs.activations())
 
 
 @contextmanager
