@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from cpu_backend.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -24,6 +26,11 @@ class Variable:
 
 ISA = Variable("CPU_BACKEND_ISA", "", "force an instruction set: avx512, avx2, neon, vxe or scalar")
 DEVICE = Variable("CPU_BACKEND_DEVICE", "", "'cpu' activates the backend on a host with a GPU")
+ACTIVATIONS = Variable(
+    "CPU_BACKEND_ACTIVATIONS",
+    "int16",
+    "activations beside weight-only integer weights: int16 (accurate) or int8 (fast prompts)",
+)
 START_METHOD = Variable(
     "VLLM_WORKER_MULTIPROC_METHOD", "fork", "how the engine process starts: fork or spawn"
 )
@@ -41,9 +48,21 @@ VISIBLE_MEMORY_NODES = Variable("CPU_VISIBLE_MEMORY_NODES", "", "NUMA nodes to u
 ALL = (
     ISA,
     DEVICE,
+    ACTIVATIONS,
     START_METHOD,
     KVCACHE_SPACE,
     OMP_THREADS_BIND,
     NUM_OF_RESERVED_CPU,
     VISIBLE_MEMORY_NODES,
 )
+
+
+def activations() -> str:
+    """What activations become beside weight-only integer weights: "int16" or "int8"."""
+    kind = ACTIVATIONS.get()
+    if kind not in ("int16", "int8"):
+        raise ConfigError(
+            f"{ACTIVATIONS.name}={kind} is not known: use int16, which is more accurate than "
+            "bfloat16, or int8, which is faster on long inputs."
+        )
+    return kind

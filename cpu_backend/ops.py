@@ -263,11 +263,11 @@ class PackedLinear:
 class Codes:
     """The integer codes of a weight as a checkpoint has them.
 
-    order: "bytes", uint8 or int8 [out, in]; "words_of_k", int32 [out, words], a stream of bits
-    along in_features, lowest first; "words_of_n" and "words_of_n_awq", int32 [in, words], along
-    out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.  add: what turns a
-    code into the kept, unsigned one: 128 for int8, 8 for -8 ... 7, 2^(kept - 1) - 2^(bits - 1)
-    for the narrower codes of a symmetric scheme.
+    order: "bytes", uint8, int8 or float8_e4m3fn [out, in]; "words_of_k", int32 [out, words], a
+    stream of bits along in_features, lowest first; "words_of_n" and "words_of_n_awq", int32
+    [in, words], along out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.
+    add: what turns a code into the kept, unsigned one: 128 for int8, 8 for -8 ... 7,
+    2^(kept - 1) - 2^(bits - 1) for the narrower codes of a symmetric scheme.
     """
 
     tensor: torch.Tensor
@@ -300,6 +300,7 @@ class Activations:
 
     "int16" and "int8": per row and up to 128 channels of a group, for weight-only schemes;
     "int8_token", "int8_token_azp": per row; "int8_static", "int8_static_azp": as given here.
+    "float": not at all, fp32, for float8 weights.
     """
 
     kind: str = "int16"

@@ -78,6 +78,14 @@ class CpuBackendPlatform(CpuPlatform):
             at_load.register()
 
     @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """The model is quantized: this backend's readers of checkpoints are needed from here on."""
+        from cpu_backend.layers import quantization
+
+        super().verify_quantization(quant)
+        quantization.register_configs()
+
+    @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
         """Run eagerly on fused ops unless the user chose a compilation mode."""
         from vllm.config import CompilationMode
@@ -93,6 +101,7 @@ class CpuBackendPlatform(CpuPlatform):
         _set_block_size(vllm_config)
         _set_executor(vllm_config)
         _check_threads(vllm_config)
+        envs.activations()
         _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
         _set_compilation(vllm_config)

@@ -11,12 +11,13 @@ def register_all() -> None:
     from vllm.model_executor.custom_op import CustomOp
 
     from cpu_backend import compat
-    from cpu_backend.layers import activation, norm
+    from cpu_backend.layers import activation, norm, quantization
     from cpu_backend.layers.quantization import at_load
 
     at_load.register()
     compat.pack_linear_weights()
     compat.choose_top_tokens_without_sort()
+    quantization.register_kernels()
     for name, cls in (
         ("RMSNorm", norm.CpuRMSNorm),
         ("SiluAndMul", activation.CpuSiluAndMul),

@@ -10,6 +10,12 @@
 
 namespace cpu_backend {
 
+// What a code of a weight stands for.
+enum class CodeKind : int {
+  kInteger,  // see ZeroKind
+  kFp8,      // e4m3: weight = scale * code; 8 bits, no zero, activations kFloat
+};
+
 // What stands beside the scale of a group; q is the unsigned code of a weight.
 enum class ZeroKind : int {
   kMiddle,  // nothing: weight = scale * (q - 2^(bits - 1))
@@ -25,6 +31,7 @@ enum class Activations : int {
   kInt8TokenAzp,   // per row, asymmetric: scale = (max - min) / 255
   kInt8Static,     // one scale for all rows
   kInt8StaticAzp,  // one scale and one zero point for all rows
+  kFloat,          // not at all: fp32, beside codes that are no integers
 };
 
 // Shape and format of a packed weight [n, k].
@@ -40,6 +47,7 @@ struct QuantLayout {
   Activations activations;
   int64_t n, k;
   int64_t group;  // channels that share a scale, 1 to k; the last group may be shorter
+  CodeKind kind = CodeKind::kInteger;
 
   CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(k, group); }
   CPU_BACKEND_MEMBER int64_t group_steps() const { return ceil_div(group, kStep); }
@@ -48,10 +56,12 @@ struct QuantLayout {
     return (groups() - 1) * group_steps() + ceil_div(last_group(), kStep);
   }
 
-  // A segment is the piece of a group whose activations share a scale.  Where the scale belongs to
-  // the row it is the whole group: a product over all of k is then one integer.
+  // A segment is the piece of a group whose activations share a scale, or whose products are summed
+  // in one chain of fp32.  Where the scale belongs to the row it is the whole group: a product over
+  // all of k is then one integer.
   CPU_BACKEND_MEMBER bool scale_per_segment() const {
-    return activations == Activations::kInt16 || activations == Activations::kInt8;
+    return activations == Activations::kInt16 || activations == Activations::kInt8 ||
+           activations == Activations::kFloat;
   }
   CPU_BACKEND_MEMBER int64_t segment_steps() const {
     const int64_t whole = group_steps();
@@ -108,6 +118,17 @@ struct Int8RowsArgs {
   float* scales;   // [rows], static: [1]
   int32_t* zeros;  // the same, or null: symmetric
   int8_t* codes;
+};
+
+// x [rows, size] as e4m3 codes [rows, size] of x / scale, the scale of element (r, i) being
+// scales[r / row_group * scale_row_stride + i / column_group * scale_column_stride].
+struct Fp8RowsArgs {
+  ConstData x;
+  int64_t x_stride, size;
+  const float* scales;
+  int64_t row_group, column_group;
+  int64_t scale_row_stride, scale_column_stride;
+  uint8_t* codes;
 };
 
 // The caller's int8 codes in the place of the integers above.

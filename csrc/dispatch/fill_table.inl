@@ -77,6 +77,9 @@ const KernelTable kTable = {
     [](DType type, const Int8RowsArgs& args, Slice rows) {
       with_type(type, [&](auto t) { int8_rows<decltype(t)>(args, rows); });
     },
+    [](DType type, const Fp8RowsArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { fp8_rows<decltype(t)>(args, rows); });
+    },
     quantize_given,
     [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });

@@ -36,6 +36,7 @@ struct KernelTable {
   void (*pack_quant)(const QuantPackArgs&, Slice panels);
   void (*quantize_rows)(DType, const QuantRowsArgs&, Slice rows);
   void (*int8_rows)(DType, const Int8RowsArgs&, Slice rows);
+  void (*fp8_rows)(DType, const Fp8RowsArgs&, Slice rows);
   void (*quantize_given)(const QuantGivenArgs&, Slice rows);
   void (*quant_gemm)(DType, const QuantGemmArgs&, Slice rows, Slice panels, float* scratch);
   void (*sum_buffers)(DType, const SumArgs&, Slice elements);

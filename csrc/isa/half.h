@@ -1,6 +1,6 @@
-// Storage formats of 16 bits and their exact scalar conversions: the definition that the vector
-// conversions of isa/vec.h are tested against.  Values are held as integers, so byte order never
-// matters outside a memcpy of the whole value.
+// Storage formats of 16 and 8 bits and their exact scalar conversions: the definition that the
+// vector conversions of isa/vec.h are tested against.  Values are held as integers, so byte order
+// never matters outside a memcpy of the whole value.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@ namespace cpu_backend {
 // Distinct types, so that an overload can never take one format for the other.
 enum class bf16_t : uint16_t {};
 enum class fp16_t : uint16_t {};
+enum class fp8_t : uint8_t {};  // e4m3fn: no infinity, and one magnitude is NaN
 
 static inline uint32_t float_bits(float x) {
   uint32_t u;
@@ -37,6 +38,17 @@ static inline float to_float(fp16_t h) {
   if (exponent == 31) return bits_float(sign | 0x7f800000u | (mantissa << 13));
   return bits_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
+static inline float to_float(fp8_t b) {
+  const uint32_t u = static_cast<uint32_t>(b);
+  const uint32_t sign = (u & 0x80u) << 24;
+  const uint32_t exponent = (u >> 3) & 15u;
+  const uint32_t mantissa = u & 7u;
+  if (exponent == 15 && mantissa == 7) return bits_float(sign | 0x7fc00000u);
+  if (exponent == 0) {  // zero and subnormals: mantissa * 2^-9
+    return bits_float(float_bits(static_cast<float>(mantissa) * 0x1p-9f) | sign);
+  }
+  return bits_float(sign | ((exponent + 120u) << 23) | (mantissa << 20));
+}
 
 // Round to nearest even; NaN stays NaN (quiet).
 static inline bf16_t round_to_bf16(float x) {
@@ -54,6 +66,19 @@ static inline fp16_t round_to_fp16(float x) {
     return static_cast<fp16_t>(sign | (float_bits(bits_float(a) + 0.5f) - 0x3f000000u));
   }
   return static_cast<fp16_t>(sign | (((a + 0xfffu + ((a >> 13) & 1u)) >> 13) - (112u << 10)));
+}
+
+// Saturates at 448, the largest e4m3 number; NaN stays NaN.
+static inline fp8_t round_to_fp8(float x) {
+  const uint32_t u = float_bits(x);
+  const uint32_t sign = (u >> 24) & 0x80u;
+  const uint32_t a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return static_cast<fp8_t>(sign | 0x7fu);
+  if (a >= 0x43e80000u) return static_cast<fp8_t>(sign | 0x7eu);  // 464, the tie above 448
+  if (a < 0x3c800000u) {  // below 2^-6: the addition rounds to multiples of 2^-9
+    return static_cast<fp8_t>(sign | (float_bits(bits_float(a) + 16384.0f) - 0x46800000u));
+  }
+  return static_cast<fp8_t>(sign | (((a + 0x7ffffu + ((a >> 20) & 1u)) >> 20) - (120u << 3)));
 }
 
 template <class T>

@@ -17,6 +17,7 @@
 #include "core/quant.h"
 #include "isa/dot.h"
 #include "kernels/gemm.h"
+#include "kernels/quant_float.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
 
@@ -108,19 +109,6 @@ CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows>& tile, const char* a, int
         tile.sum[r][v] = add_quad_sum(tile.sum[r][v], sums[r][v]);
     steps -= now;
   }
-}
-
-// A group's row of scales or zeros, one vector of it, in fp32.
-CPU_BACKEND_INLINE Vec load_scale(DType type, const char* row, int v) {
-  switch (type) {
-    case DType::kBFloat16:
-      return load(reinterpret_cast<const bf16_t*>(row) + v * kLanes);
-    case DType::kFloat16:
-      return load(reinterpret_cast<const fp16_t*>(row) + v * kLanes);
-    case DType::kFloat32:
-      break;
-  }
-  return load(reinterpret_cast<const float*>(row) + v * kLanes);
 }
 
 // The quantized rows of a tile at one segment: strides count elements.
@@ -221,13 +209,15 @@ CPU_BACKEND_INLINE void quant_rows(int64_t count, const QuantGemmArgs& args, int
   }
 }
 
-constexpr int64_t quant_scratch_floats() { return kQuantRows * kPanelWidth; }
+constexpr int64_t quant_scratch_floats() { return float_scratch_floats(); }
 
 // Rows [rows.begin, rows.end) x panels [panels.begin, panels.end) of c, whose type is T or fp32.
 template <class T>
 void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
   const QuantLayout& layout = args.layout;
   const bool quads = uses_quads(layout);
+  const bool floats = layout.activations == Activations::kFloat;
+  const int64_t row_step = floats ? kFloatRows : kQuantRows;
   GemmArgs out{};
   out.epilogue.bias = args.bias;
   out.c = args.c;
@@ -237,9 +227,11 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
     const char* panel = static_cast<const char*>(args.packed) + p * panel_bytes(layout);
     const int64_t column = p * kPanelWidth;
     const int64_t columns = layout.n - column < kPanelWidth ? layout.n - column : kPanelWidth;
-    for (int64_t r = rows.begin; r < rows.end; r += kQuantRows) {
-      const int64_t count = rows.end - r < kQuantRows ? rows.end - r : kQuantRows;
-      if (layout.bits == 4) {
+    for (int64_t r = rows.begin; r < rows.end; r += row_step) {
+      const int64_t count = rows.end - r < row_step ? rows.end - r : row_step;
+      if (floats) {
+        float_block(args, r, count, panel, scratch);
+      } else if (layout.bits == 4) {
         quads ? quant_rows<4, true>(count, args, r, panel, scratch)
               : quant_rows<4, false>(count, args, r, panel, scratch);
       } else if (kQuads8 && quads) {

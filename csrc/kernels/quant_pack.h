@@ -15,6 +15,7 @@
 //          first where the machine's byte order has the first of two neighbouring int16: masked, a
 //          word is a vector of such pairs, unmasked, one of quads (isa/dot.h).  With 4 bits the
 //          low nibbles are channels 0-3, the high ones 4-7.
+//          fp8: [8 channels][kPanelWidth] bytes.
 // Order    act-order weights are packed sorted by group: `channels` says which channel of the
 //          activations each k is, and the same list serves to read the activations
 //          (kernels/quant_rows.h).  -1 fills up groups of unequal size.
@@ -56,6 +57,19 @@ static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
   return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout);
 }
 
+// A group's row of scales or zeros, one vector of it, in fp32.
+CPU_BACKEND_INLINE Vec load_scale(DType type, const char* row, int v) {
+  switch (type) {
+    case DType::kBFloat16:
+      return load(reinterpret_cast<const bf16_t*>(row) + v * kLanes);
+    case DType::kFloat16:
+      return load(reinterpret_cast<const fp16_t*>(row) + v * kLanes);
+    case DType::kFloat32:
+      break;
+  }
+  return load(reinterpret_cast<const float*>(row) + v * kLanes);
+}
+
 // Code (column, channel) of the source, before `add`.
 CPU_BACKEND_INLINE uint32_t source_code(const QuantPackArgs& args, int64_t column,
                                         int64_t channel) {
@@ -84,6 +98,17 @@ CPU_BACKEND_INLINE void pack_row(const T* source, int64_t stride, int64_t column
   for (int64_t c = 0; c < kPanelWidth; ++c) packed[c] = c < columns ? source[c * stride] : T{};
 }
 
+// Channels [k, k + 8) before `end`; the bytes of the others are zero.
+static inline void pack_fp8_step(const QuantPackArgs& args, int64_t column, int64_t columns,
+                                 int64_t k, int64_t end, char* at) {
+  for (int64_t i = 0; i < QuantLayout::kStep && k + i < end; ++i) {
+    const int64_t channel = args.channels ? args.channels[k + i] : k + i;
+    if (channel < 0) continue;
+    for (int64_t c = 0; c < columns; ++c)
+      at[i * kPanelWidth + c] = static_cast<char>(source_code(args, column + c, channel));
+  }
+}
+
 template <class T>
 void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
   const QuantLayout& layout = args.layout;
@@ -106,6 +131,10 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
     for (int64_t k = begin; k < end; k += QuantLayout::kStep, at += step_bytes(layout)) {
       uint32_t* words = reinterpret_cast<uint32_t*>(at);
       for (int64_t i = 0; i < step_words(layout.bits) * kPanelWidth; ++i) words[i] = 0;
+      if (layout.kind == CodeKind::kFp8) {
+        pack_fp8_step(args, column, columns, k, end, at);
+        continue;
+      }
       for (int i = 0; i < QuantLayout::kStep && k + i < end; ++i) {
         const int64_t channel = args.channels ? args.channels[k + i] : k + i;
         if (channel < 0) continue;

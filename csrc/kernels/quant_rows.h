@@ -5,6 +5,7 @@
 //           sums of the codes, int32 [segments].  A step is 8 channels in the order in which the
 //           weight has them; what a group lacks to full steps is zero.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
+// Floats    eight fp32, for codes that are no integers; scales and sums are not written.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
 //           where the target sums quads of such codes exactly.
 // Schemes   kInt16, kInt8  scale = max|x| of the segment / 32767 or 127, code = round(x / scale)
@@ -34,11 +35,16 @@ static inline bool uses_quads(const QuantLayout& layout) {
   }
 }
 
+// Bytes of one channel of a row.
 static inline int64_t quant_code_bytes(const QuantLayout& layout) {
-  return layout.steps() * QuantLayout::kStep * (uses_quads(layout) ? 1 : 2);
+  if (layout.activations == Activations::kFloat) return 4;
+  return uses_quads(layout) ? 1 : 2;
+}
+static inline int64_t quant_codes_bytes(const QuantLayout& layout) {
+  return layout.steps() * QuantLayout::kStep * quant_code_bytes(layout);
 }
 static inline int64_t quant_row_bytes(const QuantLayout& layout) {
-  return round_up(quant_code_bytes(layout) + layout.segments() * 8, 64);
+  return round_up(quant_codes_bytes(layout) + layout.segments() * 8, 64);
 }
 
 // A row under construction.
@@ -49,7 +55,7 @@ struct QuantRow {
 };
 static inline QuantRow quant_row(const QuantLayout& layout, void* rows, int64_t r) {
   char* at = static_cast<char*>(rows) + r * quant_row_bytes(layout);
-  float* scales = reinterpret_cast<float*>(at + quant_code_bytes(layout));
+  float* scales = reinterpret_cast<float*>(at + quant_codes_bytes(layout));
   return {at, scales, reinterpret_cast<int32_t*>(scales + layout.segments())};
 }
 
@@ -174,6 +180,7 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
   const QuantLayout& layout = args.layout;
   const bool quads = uses_quads(layout);
   const bool per_segment = layout.scale_per_segment();
+  const bool floats = layout.activations == Activations::kFloat;
   const float highest = layout.activations == Activations::kInt16 ? 32767.0f : 127.0f;
   const int64_t segment = layout.segment_steps() * QuantLayout::kStep;
   for (int64_t r = rows.begin; r < rows.end; ++r) {
@@ -191,6 +198,12 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           float values[kBlock];
           int32_t codes[kBlock];
           load_channels(args, x, k, n, values);
+          const int64_t size = round_up(n, QuantLayout::kStep);
+          if (floats) {
+            __builtin_memcpy(row.codes, values, static_cast<size_t>(size) * sizeof(float));
+            row.codes += size * static_cast<int64_t>(sizeof(float));
+            continue;
+          }
           if (per_segment) {
             rounding = Rounding::by_magnitude(range_of(values).max_magnitude(), highest);
           }
@@ -199,6 +212,7 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           sum += store_codes(codes, size, quads, row.codes);
           row.codes += size * (quads ? 1 : 2);
         }
+        if (floats) continue;
         *row.scales++ = rounding.scale;
         *row.sums++ = sum;
       }
@@ -247,6 +261,20 @@ void int8_rows(const Int8RowsArgs& args, Slice rows) {
       for (int lane = 0; lane < n; ++lane)
         args.codes[r * args.size + i + lane] = static_cast<int8_t>(whole[lane]);
     });
+  }
+}
+
+// fp8 codes, as the host makes them when it gives merged weights one scale: only at load.
+template <class T>
+void fp8_rows(const Fp8RowsArgs& args, Slice rows) {
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const T* x = static_cast<const T*>(args.x) + r * args.x_stride;
+    const float* scales = args.scales + r / args.row_group * args.scale_row_stride;
+    for (int64_t i = 0; i < args.size; ++i) {
+      const float scale = scales[i / args.column_group * args.scale_column_stride];
+      args.codes[r * args.size + i] =
+          static_cast<uint8_t>(round_to_fp8(cpu_backend::to_float(x[i]) * (1.0f / scale)));
+    }
   }
 }
 

@@ -88,6 +88,10 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
   define(m,
          "dynamic_scaled_int8_quant(Tensor! out, Tensor input, Tensor! scale, Tensor!? azp) -> ()",
          dynamic_scaled_int8_quant);
+  define(m,
+         "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, "
+         "int[]? group_shape=None) -> ()",
+         static_scaled_fp8_quant);
   define(m, "is_onednn_acl_supported() -> bool", no_acl, kNoDevice);
 
   define(m,

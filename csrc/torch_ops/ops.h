@@ -54,10 +54,14 @@ int64_t create_scaled_linear(const at::Tensor& b, const at::Tensor& b_scales,
 void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_scales,
                       const OptionalTensor& azp, const OptionalTensor& azp_adj,
                       const OptionalTensor& bias, const at::Tensor& handle);
+
+// quant_activations.cpp
 void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at::Tensor& scale,
                               const OptionalTensor& azp);
 void dynamic_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, at::Tensor& scale,
                                const OptionalTensor& azp);
+void static_scaled_fp8_quant(at::Tensor& result, const at::Tensor& input, const at::Tensor& scale,
+                             std::optional<at::IntArrayRef> group_shape);
 
 // attention.cpp
 at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t num_heads_kv,

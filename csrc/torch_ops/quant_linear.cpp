@@ -1,4 +1,4 @@
-// Quantized linear layers: packing any scheme's weight, running it, and the host's int8 ops.
+// Quantized linear layers: packing any scheme's weight, running it, and the host's int8 product.
 #include "torch_ops/ops.h"
 #include "torch_ops/packed_linear.h"
 #include "torch_ops/parallel.h"
@@ -28,7 +28,8 @@ Activations activations_of(const std::string& text) {
                               {"int8_token", Activations::kInt8Token},
                               {"int8_token_azp", Activations::kInt8TokenAzp},
                               {"int8_static", Activations::kInt8Static},
-                              {"int8_static_azp", Activations::kInt8StaticAzp}});
+                              {"int8_static_azp", Activations::kInt8StaticAzp},
+                              {"float", Activations::kFloat}});
 }
 
 CodeOrder order_of(const std::string& text) {
@@ -54,8 +55,10 @@ void check_group_table(const at::Tensor& table, const QuantLayout& layout, at::S
 void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t n, int64_t k) {
   TORCH_CHECK_VALUE(codes.dim() == 2, "codes must be a matrix, they are ", codes.sizes(), ".");
   if (order == CodeOrder::kBytes) {
-    TORCH_CHECK_TYPE(codes.scalar_type() == at::kByte || codes.scalar_type() == at::kChar,
-                     "codes in bytes have dtype ", codes.scalar_type(), ", not uint8 or int8.");
+    TORCH_CHECK_TYPE(codes.scalar_type() == at::kByte || codes.scalar_type() == at::kChar ||
+                         codes.scalar_type() == at::kFloat8_e4m3fn,
+                     "codes in bytes have dtype ", codes.scalar_type(),
+                     ", not uint8, int8 or float8_e4m3fn.");
     check_shape(codes, {n, k}, "codes");
     return;
   }
@@ -67,6 +70,18 @@ void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t
   TORCH_CHECK_VALUE(order != CodeOrder::kWordsOfNAwq || (bits == 4 && n % 8 == 0),
                     "AWQ's order of codes is one of eight 4-bit columns per word, these are ", bits,
                     " bits of ", n, " columns.");
+}
+
+// fp8 codes are multiplied as numbers, the others as integers.
+CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros) {
+  const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn;
+  TORCH_CHECK_VALUE(fp8 == (layout.activations == Activations::kFloat),
+                    "float8_e4m3fn weights take activations \"float\", integers do not.");
+  if (!fp8) return CodeKind::kInteger;
+  TORCH_CHECK_VALUE(layout.bits == 8 && !zeros, "float8_e4m3fn weights have 8 bits and no zeros.");
+  const at::Tensor magnitudes = codes.view(at::kByte).bitwise_and(0x7f);
+  TORCH_CHECK_VALUE(!magnitudes.eq(0x7f).any().item<bool>(), "the weight has NaN in it.");
+  return CodeKind::kFp8;
 }
 
 struct QuantSplit {
@@ -177,6 +192,7 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
                     layout.k, " is not possible.");
   layout.group = group;
   check_group_table(scales, layout, scales.scalar_type(), "scales");
+  layout.kind = kind_of(codes, layout, zeros.has_value());
   TORCH_CHECK_VALUE(static_zero >= -128 && static_zero <= 127, "the activations' zero point ",
                     static_zero, " is no int8.");
   quantized->static_scale = static_cast<float>(static_scale);
@@ -296,60 +312,6 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
     args.column_shift = typed_data<float>(adjust, "azp_adj");
   }
   run_product(quantized, dtype_of(c, "output"), args);
-}
-
-namespace {
-
-Int8RowsArgs int8_args(at::Tensor& out, const at::Tensor& input, const Rows& rows) {
-  TORCH_CHECK_TYPE(out.scalar_type() == at::kChar, "output has dtype ", out.scalar_type(),
-                   ", expected int8.");
-  TORCH_CHECK_VALUE(out.is_contiguous() && out.numel() == input.numel(), "output has shape ",
-                    out.sizes(), ", expected a dense ", input.sizes(), ".");
-  Int8RowsArgs args{};
-  args.x = rows.data;
-  args.x_stride = rows.stride;
-  args.size = rows.size;
-  args.codes = out.data_ptr<int8_t>();
-  return args;
-}
-
-void run_int8_rows(DType dtype, const Rows& rows, const Int8RowsArgs& args) {
-  if (rows.size == 0) return;
-  parallel_slices(rows.count, row_grain(rows.size),
-                  [=](Slice slice) { kernels().int8_rows(dtype, args, slice); });
-}
-
-}  // namespace
-
-void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at::Tensor& scale,
-                              const OptionalTensor& azp) {
-  const Rows rows = rows_of(input, "input");
-  Int8RowsArgs args = int8_args(out, input, rows);
-  TORCH_CHECK_VALUE(scale.numel() == 1, "a static scale is one number, this one is ", scale.sizes(),
-                    ".");
-  args.is_static = true;
-  args.scales = const_cast<float*>(typed_data<float>(scale, "scale"));
-  if (azp) {
-    TORCH_CHECK_VALUE(azp->numel() == 1, "a static zero point is one number, this one is ",
-                      azp->sizes(), ".");
-    args.zeros = const_cast<int32_t*>(typed_data<int32_t>(*azp, "azp"));
-  }
-  run_int8_rows(dtype_of(input, "input"), rows, args);
-}
-
-void dynamic_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, at::Tensor& scale,
-                               const OptionalTensor& azp) {
-  const Rows rows = rows_of(input, "input");
-  Int8RowsArgs args = int8_args(out, input, rows);
-  TORCH_CHECK_VALUE(scale.numel() == rows.count, "scales have shape ", scale.sizes(),
-                    ", expected one per row of ", rows.count, ".");
-  args.scales = const_cast<float*>(typed_data<float>(scale, "scale"));
-  if (azp) {
-    TORCH_CHECK_VALUE(azp->numel() == rows.count, "zero points have shape ", azp->sizes(),
-                      ", expected one per row of ", rows.count, ".");
-    args.zeros = const_cast<int32_t*>(typed_data<int32_t>(*azp, "azp"));
-  }
-  run_int8_rows(dtype_of(input, "input"), rows, args);
 }
 
 }  // namespace cpu_backend

@@ -10,8 +10,8 @@
 namespace cpu_backend::test {
 
 inline const char* name_of(Activations activations) {
-  constexpr const char* kNames[] = {"int16",          "int8",        "int8 token",
-                                    "int8 token azp", "int8 static", "int8 static azp"};
+  constexpr const char* kNames[] = {
+      "int16", "int8", "int8 token", "int8 token azp", "int8 static", "int8 static azp", "float"};
   return kNames[static_cast<int>(activations)];
 }
 inline const char* name_of(ZeroKind zero) {
@@ -20,8 +20,9 @@ inline const char* name_of(ZeroKind zero) {
 }
 
 // A row as integers: x is about scale * (code - zero), the zero point already subtracted here.
+// With kFloat the codes are x itself.
 struct IntegerRow {
-  std::vector<int64_t> codes;  // per k of the packed weight
+  std::vector<double> codes;   // per k of the packed weight
   std::vector<double> scales;  // per k as well
 };
 
@@ -59,7 +60,10 @@ struct QuantProblem {
                   layout.zero == ZeroKind::kPoint
                       ? static_cast<double>(random.below((1 << layout.bits) + 1))
                       : random.uniform(-2.0, 2.0));
-    for (uint8_t& code : codes) code = static_cast<uint8_t>(random.below(1 << layout.bits));
+    for (uint8_t& code : codes) {
+      code = static_cast<uint8_t>(random.below(1 << layout.bits));
+      if (layout.kind == CodeKind::kFp8 && (code & 0x7f) == 0x7f) code = 0x7e;  // no NaN
+    }
     if (!act_order) return;
     // A permutation with gaps: channels of x in any order, -1 in between.
     for (int64_t i = 0; i < layout.k; ++i)
@@ -78,7 +82,9 @@ struct QuantProblem {
   // What the weight adds up to without its scale: code - zero, and 0 where it has no channel.
   double weight(int64_t column, int64_t k) const {
     if (channel(k) < 0) return 0.0;
-    const double q = codes[static_cast<size_t>(column * channels_in + channel(k))];
+    const uint8_t code = codes[static_cast<size_t>(column * channels_in + channel(k))];
+    if (layout.kind == CodeKind::kFp8) return to_float(static_cast<fp8_t>(code));
+    const double q = code;
     const int64_t g = k / layout.group;
     switch (layout.zero) {
       case ZeroKind::kMiddle:
@@ -193,12 +199,18 @@ struct QuantProblem {
       case Activations::kInt8StaticAzp:
         zero = static_cast<float>(static_zero);
         break;
+      case Activations::kFloat:
+        for (int64_t k = first; k < last; ++k) {
+          row.codes[static_cast<size_t>(k)] = values[static_cast<size_t>(k)];
+          row.scales[static_cast<size_t>(k)] = 1.0;
+        }
+        return;
     }
     for (int64_t k = first; k < last; ++k) {
       const float value = values[static_cast<size_t>(k)];
       const float y = factor != 0.0f ? value * factor : scale > 0.0f ? value / scale : 0.0f;
       const float code = std::nearbyint(std::min(std::max(y, least - zero), most - zero));
-      row.codes[static_cast<size_t>(k)] = static_cast<int64_t>(code);
+      row.codes[static_cast<size_t>(k)] = code;
       row.scales[static_cast<size_t>(k)] = scale;
     }
   }

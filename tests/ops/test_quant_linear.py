@@ -126,6 +126,26 @@ def test_w4a8_is_its_definition(group: int, seeded: torch.Generator) -> None:
     assert (out - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+@pytest.mark.parametrize("group", [32, 128, -1])
+def test_fp8_is_as_accurate_as_bf16(
+    m: int, n: int, k: int, group: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    group = k if group == -1 else min(group, k)
+    codes = (random(seeded, n, k) * 100).to(torch.float8_e4m3fn)
+    codes.view(-1)[:2] = torch.tensor([448.0, 2.0**-9]).to(torch.float8_e4m3fn)
+    scales = (random(seeded, -(-k // group), n).abs() + 0.1) / 100
+    x, bias = random(seeded, m, k).to(dtype), random(seeded, n).to(dtype)
+    layer = QuantizedLinear(
+        Codes(codes, "bytes", 8), GroupScales(scales, group), k, Activations("float")
+    )
+    weight = dequantize(codes.double(), scales, group)
+    out = layer(x, None, bias)
+    assert_as_good_as_bf16(out, x, weight, bias)
+    for rows in (slice(0, 1), slice(0, 3), slice(m // 2, m)):
+        assert torch.equal(layer(x[rows], None, bias), out[rows])
+
+
 def packed_stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """uint codes [rows, size] as int32 words of a stream of bits along the second dimension."""
     rows, size = codes.shape
@@ -260,6 +280,14 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
     channels = torch.arange(1, 65, dtype=torch.int32)
     with pytest.raises(ValueError, match="channel 64 of 64 does not exist"):
         QuantizedLinear(good, GroupScales(scales, 32, channels=channels), 64)
+    fp8 = codes.float().to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match='float8_e4m3fn weights take activations "float"'):
+        QuantizedLinear(Codes(fp8, "bytes", 8), groups, 64)
+    with pytest.raises(ValueError, match='float8_e4m3fn weights take activations "float"'):
+        QuantizedLinear(good, groups, 64, Activations("float"))
+    fp8[3, 5] = float("nan")
+    with pytest.raises(ValueError, match="the weight has NaN in it"):
+        QuantizedLinear(Codes(fp8, "bytes", 8), groups, 64, Activations("float"))
     with pytest.raises(TypeError, match="scales has dtype Double"):
         QuantizedLinear(good, GroupScales(scales.double(), 32), 64)
 

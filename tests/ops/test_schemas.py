@@ -57,6 +57,7 @@ shm_gather(int handle, Tensor data, Tensor[]!? outputs, int dst) -> ()
 shm_recv_tensor_list(int handle, int src) -> Tensor[](a)
 shm_send_tensor_list(int handle, Tensor[](a) tensor_list, int dst) -> ()
 silu_and_mul(Tensor! out, Tensor input) -> ()
+static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()
 static_scaled_int8_quant(Tensor! out, Tensor input, Tensor scale, Tensor? azp) -> ()
 """
 OWN = """

@@ -1,1 +1,51 @@
-"""Quantized linear layers: schemes of checkpoints, and quantization at load."""
+"""Quantized checkpoints: which of the host's classes this backend provides, one visible list.
+
+Every scheme's weight is packed at load into the one form of ``csrc/kernels/quant_pack.h`` and the
+checkpoint's copy is freed; ``docs/quantization.md`` says what is computed with which integers.
+"""
+
+from __future__ import annotations
+
+import functools
+
+
+@functools.cache
+def register_kernels() -> None:
+    """The host's registries of linear kernels for CPUs; its own entries stay behind ours.
+
+    Runs in the worker before a model is built.
+    """
+    from vllm.model_executor.kernels import linear as host
+    from vllm.platforms import PlatformEnum
+
+    from cpu_backend.layers.quantization import fp8, int8, weight_only
+
+    # register_linear_kernel() would append, and the host takes the first that says yes.
+    for registry, kernel in (
+        (host._POSSIBLE_INT8_KERNELS, int8.CpuInt8Linear),
+        (host._POSSIBLE_KERNELS, weight_only.CpuWeightOnlyLinear),
+        (host._POSSIBLE_FP8_KERNELS, fp8.CpuFp8Linear),
+        (host._POSSIBLE_FP8_BLOCK_KERNELS, fp8.CpuFp8Linear),
+        (host._POSSIBLE_WFP8A16_KERNELS, fp8.CpuFp8Linear),
+        (host._POSSIBLE_MXFP8_KERNELS, fp8.CpuMxfp8Linear),
+        (host._POSSIBLE_MXFP4_KERNELS, fp8.CpuMxfp4Linear),
+    ):
+        registry.setdefault(PlatformEnum.CPU, []).insert(0, kernel)
+
+
+@functools.cache
+def register_configs() -> None:
+    """The host's readers of checkpoint configurations that refuse what works here.
+
+    Runs when the host has found out that a model is quantized.
+    """
+    from vllm.model_executor.layers.quantization import register_quantization_config
+
+    from cpu_backend.layers.quantization import awq, gptq
+
+    for config, names in (
+        (gptq.CpuGPTQConfig, ("auto_gptq", "gptq", "gptq_marlin")),
+        (awq.CpuAWQConfig, ("auto_awq", "awq", "awq_marlin")),
+    ):
+        for name in names:
+            register_quantization_config(name)(config)

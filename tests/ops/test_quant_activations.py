@@ -1,4 +1,4 @@
-"""The host's int8 ops: activations to int8 and the scaled product, under its own names."""
+"""The host's int8 and fp8 ops under its own names: activations, and the scaled int8 product."""
 
 from __future__ import annotations
 
@@ -121,3 +121,24 @@ def test_scaled_mm_refuses_what_does_not_fit() -> None:
         )
     with pytest.raises(ValueError, match="expected one per row of 3"):
         torch.ops._C.dynamic_scaled_int8_quant(a, torch.ones(3, 8), torch.ones(2, 1), None)
+
+
+@pytest.mark.parametrize("group", [(-1, -1), (-1, 1), (1, -1), (2, 3), (128, 128)])
+def test_static_fp8_quant(
+    group: tuple[int, int], dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """Nearest e4m3 number of x / scale, saturated; a scale per tensor, row, column or block."""
+    m, n = 6, 9
+    x = (random(seeded, m, n) * 300).to(dtype)
+    x[0, :4] = torch.tensor([1e30, -1e4, 1e-4, 0.0]).to(dtype)
+    rows, columns = (size if g < 0 else g for g, size in zip(group, (m, n), strict=True))
+    shape = (-(-m // rows), -(-n // columns))
+    scale = random(seeded, *shape).abs() + 0.3
+    spread = scale.repeat_interleave(rows, 0)[:m].repeat_interleave(columns, 1)[:, :n]
+    out = torch.empty(m, n, dtype=torch.float8_e4m3fn)
+    torch.ops._C.static_scaled_fp8_quant(out, x, scale, list(group))
+    expected = (x.float() * (1 / spread)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(out.float(), expected.float())
+    if group == (-1, -1):
+        torch.ops._C.static_scaled_fp8_quant(out, x, scale.view(()))
+        assert torch.equal(out.float(), expected.float())

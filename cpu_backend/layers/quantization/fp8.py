@@ -1,0 +1,178 @@
+"""fp8 and microscaling checkpoints, whose activations stay in the model's own dtype.
+
+A checkpoint made for fp8 activations (W8A8) is more accurate this way than as intended: CPUs have
+no fp8 products, so rounding activations would only cost time.  Static input scales are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.model_executor.kernels.linear.mxfp4.base import (
+    MxFp4LinearKernel,
+    MxFp4LinearLayerConfig,
+)
+from vllm.model_executor.kernels.linear.mxfp8 import Mxfp8LinearKernel, Mxfp8LinearLayerConfig
+from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+    FP8ScaledMMLinearKernel,
+    FP8ScaledMMLinearLayerConfig,
+)
+
+from cpu_backend.layers.quantization.packing import naming, pack, weight_only_activations
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+
+FLOAT = Activations("float")
+
+
+class CpuFp8Linear(FP8ScaledMMLinearKernel):
+    """e4m3 weights with a scale per tensor, per column or per block."""
+
+    packed: QuantizedLinear
+
+    def __init__(
+        self, c: FP8ScaledMMLinearLayerConfig, layer_param_names: Sequence[str] | None = None
+    ) -> None:
+        # Not the parent's, which prepares to quantize activations.
+        del layer_param_names
+        self.config = c
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """On every CPU."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
+        """Any shape of scale."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """weight [out, in] with blocks, else [in, out]; the scale as the scheme has it."""
+        block = self.config.weight_quant_key.scale.group_shape
+        blocks = block.row > 0 and block.col > 0
+        weight = layer.weight.data if blocks else layer.weight.data.t()
+        out_features, in_features = weight.shape
+        names = ["weight_scale_inv", "weight_scale"]
+        [name] = [n for n in names if getattr(layer, n, None) is not None]
+        scale = getattr(layer, name).data
+        if scale.dtype in (torch.uint8, torch.float8_e8m0fnu):
+            scale = power_of_two(scale)
+        with naming(layer):
+            if blocks:
+                rows = scale.float().repeat_interleave(block.row, 0)[:out_features]
+                scales, group = rows.t(), min(block.col, in_features)
+            else:
+                scales, group = self._columns(layer, scale.float(), out_features), in_features
+        freed = [n for n in ("weight", name, "input_scale") if hasattr(layer, n)]
+        self.packed = pack(
+            layer,
+            Codes(weight, "bytes", 8),
+            GroupScales(scales, group),
+            in_features,
+            FLOAT,
+            *freed,
+        )
+
+    def _columns(
+        self, layer: torch.nn.Module, scale: torch.Tensor, out_features: int
+    ) -> torch.Tensor:
+        """[1, out] of one scale, one per merged layer, or one per column."""
+        widths = layer.logical_widths
+        if scale.numel() == len(widths) > 1 and scale.numel() != out_features:
+            scale = torch.cat([s.expand(w) for s, w in zip(scale.flatten(), widths, strict=True)])
+        return scale.reshape(1, -1).expand(1, out_features)
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] to [..., out] in x's dtype."""
+        return self.packed(x, None, bias)
+
+    def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
+        """The parent's hook for quantized activations, of which there are none."""
+        raise NotImplementedError
+
+
+class CpuMxfp8Linear(Mxfp8LinearKernel):
+    """e4m3 weights with a power of two per 32 channels."""
+
+    packed: QuantizedLinear
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """On every CPU."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, c: Mxfp8LinearLayerConfig) -> tuple[bool, str | None]:
+        """Matrices; not the batched products of MLA."""
+        return c.bmm_batch_size is None, "batched products are not supported"
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """weight e4m3 [out, in], weight_scale uint8 [out, in / 32]."""
+        weight = layer.weight.data
+        scales = power_of_two(layer.weight_scale.data).t()
+        self.packed = pack(
+            layer,
+            Codes(weight, "bytes", 8),
+            GroupScales(scales, min(32, weight.shape[1])),
+            weight.shape[1],
+            FLOAT,
+            "weight",
+            "weight_scale",
+        )
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] to [..., out] in x's dtype."""
+        return self.packed(x, None, bias)
+
+
+# Twice the numbers of e2m1: whole, so that they are int8 codes.
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+class CpuMxfp4Linear(MxFp4LinearKernel):
+    """e2m1 weights with a power of two per 32 channels, kept as int8 without loss."""
+
+    packed: QuantizedLinear
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """On every CPU."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, config: MxFp4LinearLayerConfig) -> tuple[bool, str | None]:
+        """Any: activations are not rounded to what the checkpoint was made for."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """weight uint8 [out, in / 2], the first of two codes low; weight_scale uint8."""
+        pairs = layer.weight.data
+        nibbles = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
+        codes = torch.tensor(E2M1, dtype=torch.int8)[nibbles.int()]
+        scales = (power_of_two(layer.weight_scale.data) / 2).to(torch.bfloat16).t()
+        self.packed = pack(
+            layer,
+            Codes(codes, "bytes", 8, add=128),
+            GroupScales(scales, min(32, codes.shape[1])),
+            codes.shape[1],
+            weight_only_activations(),
+            "weight",
+            "weight_scale",
+        )
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] to [..., out] in x's dtype."""
+        return self.packed(x, None, bias)
+
+
+def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """fp32 of e8m0 numbers: 2^(byte - 127)."""
+    return torch.exp2(exponents.view(torch.uint8).float() - 127)

@@ -1,0 +1,68 @@
+"""W8A8: int8 weights against int8 activations, as compressed-tensors and others store them."""
+
+from __future__ import annotations
+
+import torch
+from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+    Int8ScaledMMLinearKernel,
+    Int8ScaledMMLinearLayerConfig,
+)
+
+from cpu_backend.layers.quantization.packing import naming, pack
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+
+
+class CpuInt8Linear(Int8ScaledMMLinearKernel):
+    """One integer product over all input channels, scaled by row and column."""
+
+    packed: QuantizedLinear
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """On every CPU."""
+        return True, None
+
+    @classmethod
+    def can_implement(cls, c: Int8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
+        """Every combination that the host knows."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """weight int8 [out, in]; weight_scale [out, 1], or one per merged layer."""
+        weight, scale, _, _, _ = self._get_layer_params(layer)
+        out_features, in_features = weight.shape
+        scale = scale.float()
+        if not self.config.is_channelwise and scale.numel() > 1:
+            scale = torch.cat([scale[i].expand(w) for i, w in enumerate(layer.logical_widths)])
+        with naming(layer):
+            scales = scale.reshape(1, -1).expand(1, out_features)
+        self.packed = pack(
+            layer,
+            Codes(weight.data, "bytes", 8, add=128),
+            GroupScales(scales, in_features),
+            in_features,
+            self._activations(layer),
+            *self.layer_param_names[:4],
+        )
+
+    def _activations(self, layer: torch.nn.Module) -> Activations:
+        _, _, scale, zero, _ = self._get_layer_params(layer)
+        symmetric = self.config.input_symmetric
+        if not self.config.is_static_input_scheme:
+            return Activations("int8_token" if symmetric else "int8_token_azp")
+        assert scale is not None
+        if symmetric:
+            return Activations("int8_static", scale.max().item())
+        # Merged layers have a range each: the one scale covers all of them.
+        assert zero is not None
+        zeros = zero.float()
+        high = (scale * (127 - zeros)).max().item()
+        low = (scale * (-128 - zeros)).min().item()
+        merged = (high - low) / 255
+        return Activations("int8_static_azp", merged, round(-128 - low / merged))
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] to [..., out] in x's dtype."""
+        return self.packed(x, None, bias)

@@ -1,0 +1,76 @@
+"""What the schemes share: from a layer's checkpoint tensors to its packed weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from cpu_backend import envs
+from cpu_backend.errors import ConfigError
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+
+
+def weight_only_activations() -> Activations:
+    """The integers that activations become where a scheme leaves them alone."""
+    return Activations(envs.activations())
+
+
+@contextmanager
+def naming(layer: torch.nn.Module) -> Iterator[None]:
+    """Errors of the packing ops get the layer's name and end the start with one sentence."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        name = getattr(layer, "prefix", "") or type(layer).__name__
+        raise ConfigError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def pack(
+    layer: torch.nn.Module,
+    codes: Codes,
+    groups: GroupScales,
+    in_features: int,
+    activations: Activations,
+    *freed: str,
+) -> QuantizedLinear:
+    """The layer's packed weight; its parameters named ``freed`` are dropped.
+
+    Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
+    """
+    with naming(layer):
+        packed = QuantizedLinear(
+            codes,
+            groups,
+            in_features,
+            activations,
+            float_output=isinstance(layer, VocabParallelEmbedding),
+        )
+    for name in freed:
+        setattr(layer, name, None)
+    return packed
+
+
+def unpack_rows(words: torch.Tensor, bits: int, size: int) -> torch.Tensor:
+    """int32 [rows, words], each row a stream of unsigned codes, lowest bits first, to [rows, size].
+
+    For zero points, which are small; weights are unpacked by the packing op itself.
+    """
+    position = torch.arange(size) * bits
+    first, shift = position // 32, position % 32
+    unsigned = words.long() & 0xFFFFFFFF
+    unsigned = torch.nn.functional.pad(unsigned, (0, 1))
+    pair = unsigned[:, first] | (unsigned[:, first + 1] << 32)
+    return (pair >> shift) & (2**bits - 1)
+
+
+def kept_bits(bits: int) -> int:
+    """The width in which the packed weight keeps codes of ``bits``."""
+    return 4 if bits <= 4 else 8
+
+
+def recentred(bits: int) -> int:
+    """What moves the middle of unsigned ``bits`` to the middle of the kept width."""
+    return int(2 ** (kept_bits(bits) - 1) - 2 ** (bits - 1))

@@ -1,0 +1,184 @@
+"""Quantized checkpoints of the real model, end to end: what they say and how sure they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import engine
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+QUESTION = "What is the capital of France?"
+TEXT = (ROOT / "tests/e2e/alice.txt").read_text()
+
+# Perplexity on the text, as a multiple of bf16's: what rounding to nearest costs a small model.
+SCHEMES = {
+    "w8a8": 1.1,
+    "w8a8-azp": 1.1,
+    "w8a8-tensor": 1.15,
+    "w8a8-static": 1.5,
+    "w8a8-static-azp": 1.5,
+    "w8a16": 1.05,
+    "w4a16": 1.35,
+    "w4a16-zp": 1.35,
+    "w4a8": 1.4,
+    "gptq": 1.4,
+    "gptq-zp": 1.35,
+    "gptq-v2": 1.35,
+    "gptq-act-order": 1.4,
+    "gptq-8": 1.05,
+    "gptq-3": 4.0,
+    "awq": 1.35,
+    "fp8": 1.1,
+    "fp8-tensor": 1.1,
+    "fp8-static": 1.1,
+    "fp8-block": 1.1,
+    "fp8-deepseek": 1.1,
+    "mxfp8": 1.1,
+    "mxfp4": 2.0,
+}
+
+
+@pytest.fixture(scope="session")
+def question(model_path: str) -> list[int]:
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    chat = [{"role": "user", "content": QUESTION}]
+    ids: list[int] = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    return ids
+
+
+@pytest.fixture(scope="session")
+def text(model_path: str) -> list[int]:
+    ids: list[int] = AutoTokenizer.from_pretrained(model_path)(TEXT).input_ids
+    return ids
+
+
+@pytest.fixture(scope="session")
+def answer(
+    model_path: str, question: list[int], text: list[int]
+) -> Callable[..., tuple[str, float]]:
+    """``answer(model, ...)``: the greedy answer to the question, and the text's perplexity."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+
+    def run(model: str | Path, dtype: str = "bfloat16", **environ: str) -> tuple[str, float]:
+        job: dict[str, Any] = {
+            "engine": {"model": str(model), "dtype": dtype, "max_model_len": 2048},
+            "batches": [[question], [text]],
+            "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
+        }
+        [[said], [read]] = engine.run(job, **environ)
+        perplexity = math.exp(-torch.tensor(read["prompt_logprobs"]).mean().item())
+        return tokenizer.decode(said["tokens"]), perplexity
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def unquantized(model_path: str, answer: Callable[..., tuple[str, float]]) -> float:
+    """Perplexity of the model in bf16."""
+    said, perplexity = answer(model_path)
+    assert "Paris" in said
+    return perplexity
+
+
+@pytest.fixture(scope="session")
+def quantized(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``quantized(scheme)``: the path of a checkpoint made from the real weights."""
+
+    def make(scheme: str) -> Path:
+        target = tmp_path_factory.mktemp(scheme)
+        script = ROOT / "examples/quantize_model.py"
+        subprocess.run([sys.executable, script, scheme, model_path, target], check=True)
+        return target
+
+    return make
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_checkpoint_answers_and_keeps_its_perplexity(
+    scheme: str,
+    quantized: Callable[[str], Path],
+    answer: Callable[..., tuple[str, float]],
+    unquantized: float,
+) -> None:
+    said, perplexity = answer(quantized(scheme))
+    assert perplexity <= SCHEMES[scheme] * unquantized
+    if SCHEMES[scheme] < 1.5:
+        assert "Paris" in said
+
+
+def test_int8_activations_can_be_asked_for(
+    quantized: Callable[[str], Path],
+    answer: Callable[..., tuple[str, float]],
+    unquantized: float,
+) -> None:
+    said, perplexity = answer(quantized("w4a16"), CPU_BACKEND_ACTIVATIONS="int8")
+    assert "Paris" in said
+    assert perplexity <= 1.4 * unquantized
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_dtype_of_activations(
+    dtype: str,
+    quantized: Callable[[str], Path],
+    answer: Callable[..., tuple[str, float]],
+    unquantized: float,
+) -> None:
+    said, perplexity = answer(quantized("awq"), dtype=dtype)
+    assert "Paris" in said
+    assert perplexity <= 1.35 * unquantized
+
+
+def _broken(source: Path, target: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    target.mkdir()
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def _failure(model: Path) -> str:
+    """The last words of an engine that cannot start."""
+    job = {
+        "engine": {"model": str(model), "max_model_len": 256},
+        "batches": [],
+        "sampling": {"max_tokens": 1},
+    }
+    with pytest.raises(AssertionError) as error:
+        engine.run(job)
+    return str(error.value)
+
+
+def test_bad_checkpoints_are_refused_by_name(
+    quantized: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = quantized("fp8")
+    layer = "model.layers.3.mlp.down_proj"
+
+    def put_nan(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{layer}.weight"].view(torch.uint8)[5, 7] = 0x7F
+
+    broken = _broken(source, tmp_path / "nan", put_nan)
+    assert f"{layer} cannot be loaded: the weight has NaN in it" in _failure(broken)
+
+
+def test_unknown_settings_and_widths_are_refused(
+    quantized: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = quantized("gptq")
+    broken = _broken(source, tmp_path / "bits", lambda _: None)
+    config = json.loads((broken / "config.json").read_text())
+    config["quantization_config"]["bits"] = 5
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "GPTQ checkpoints of 5 bits are not known" in _failure(broken)
