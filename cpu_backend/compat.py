@@ -13,6 +13,8 @@
 |                                | and streams then wait for it for ever     |                   |
 | leave_binding_to_the_worker    | the host binds ranks by OpenMP variables, | a platform hook   |
 |                                | one whole NUMA node to each or no start   |                   |
+| step_aside_when_ready          | HTTP and tokenizers run among the compute | a platform hook   |
+|                                | threads                                   |                   |
 | unlink_mapped_queues           | a killed server leaves its queues in      | it unlinks them   |
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
@@ -47,6 +49,7 @@ def prepare_process() -> None:
     accept_fractional_space()
     accept_device_argument()
     when_loaded("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker)
+    when_loaded("vllm.v1.engine.core_client", step_aside_when_ready)
     when_loaded("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues)
     _print_config_errors()
 
@@ -226,6 +229,28 @@ class _NoOpenMPVariables:
 def leave_binding_to_the_worker(module: Any) -> None:
     """Each worker binds itself (:mod:`cpu_backend.worker.worker`), for any layout of ranks."""
     module.OMPProcessManager = _NoOpenMPVariables
+    # The process that starts the workers only schedules.
+    module.MultiprocExecutor._post_init_executor = lambda self: _step_aside()
+
+
+def step_aside_when_ready(module: Any) -> None:
+    """Once its engines have started, a server's process leaves the CPUs on which they compute."""
+    original = module.AsyncMPClient.__init__
+    if getattr(original, "__module__", "") == __name__:
+        return
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _step_aside()
+
+    module.AsyncMPClient.__init__ = init
+
+
+def _step_aside() -> None:
+    from cpu_backend.runtime import threads
+    from cpu_backend.runtime.plan import Machine
+
+    threads.step_aside(Machine.read())
 
 
 def unlink_mapped_queues(module: Any) -> None:
