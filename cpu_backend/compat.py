@@ -9,6 +9,7 @@
 | accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
 | accept_device_argument         | the host dropped --device in 2025         | it comes back     |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
+| end_with_parent                | a killed server leaves its engines behind | they watch it     |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
 |                                | and streams then wait for it for ever     |                   |
 | leave_binding_to_the_worker    | the host binds ranks by OpenMP variables, | a platform hook   |
@@ -29,7 +30,10 @@ import functools
 import importlib.abc
 import importlib.util
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +53,13 @@ def prepare_process() -> None:
     accept_fractional_space()
     accept_device_argument()
     when_loaded("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker)
+    when_loaded(
+        "vllm.v1.engine.core", lambda m: end_with_parent(m.EngineCoreProc, "run_engine_core")
+    )
+    when_loaded(
+        "vllm.v1.engine.coordinator",
+        lambda m: end_with_parent(m.DPCoordinatorProc, "run_coordinator"),
+    )
     when_loaded("vllm.v1.engine.core_client", step_aside_when_ready)
     when_loaded("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues)
     _print_config_errors()
@@ -253,11 +264,26 @@ def _step_aside() -> None:
     threads.step_aside(Machine.read())
 
 
+def spin_where_cores_are_left(module: Any) -> None:
+    """Readers of the host's queues sleep between messages where spinning takes a compute core."""
+    original = module.SpinCondition.__init__
+    if getattr(original, "__module__", "") == __name__:
+        return
+
+    def init(self: Any, is_reader: bool, *args: Any, **kwargs: Any) -> None:
+        original(self, is_reader, *args, **kwargs)
+        if is_reader:
+            self.busy_loop_s = float(os.environ.get("CB_SPIN", "1"))
+
+    module.SpinCondition.__init__ = init
+
+
 def unlink_mapped_queues(module: Any) -> None:
     """Take a message queue's shared memory out of /dev/shm as soon as all readers have mapped it.
 
     It lives on in the processes that use it, and ends with them, whatever ends them.
     """
+    spin_where_cores_are_left(module)
     original = module.MessageQueue.wait_until_ready
     if getattr(original, "__module__", "") == __name__:
         return
@@ -270,6 +296,35 @@ def unlink_mapped_queues(module: Any) -> None:
             buffer.is_creator = False  # or the host would unlink it again
 
     module.MessageQueue.wait_until_ready = wait_until_ready
+
+
+WATCH_SECONDS = 1.0
+
+
+def end_with_parent(owner: Any, name: str) -> None:
+    """The process that runs ``owner.name`` ends when the one that started it has ended.
+
+    The host's signal handlers cover every orderly end; this is for a server that was killed.
+    """
+    original = getattr(owner, name)
+    if getattr(original, "_watches_parent", False):
+        return
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+        return original(*args, **kwargs)
+
+    run._watches_parent = True  # type: ignore[attr-defined]
+    setattr(owner, name, staticmethod(run))
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ENGINE_STOP_SECONDS)
+    os._exit(1)  # whatever it still waits for will not come
 
 
 def keep_thread_count() -> None:
