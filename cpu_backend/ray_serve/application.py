@@ -39,7 +39,7 @@ def build_application(settings: Settings) -> serve.Application:
         ray_actor_options=options,
         request_router_config=RequestRouterConfig(
             request_router_class=PrefixRouter,
-            request_router_kwargs={"overload": settings.overload},
+            request_router_kwargs={"busy_tokens": settings.busy_tokens},
         ),
         health_check_period_s=2,
         health_check_timeout_s=30,

@@ -102,20 +102,18 @@ class PrefixTable:
 
 
 def preference(
-    table: PrefixTable, chain: Sequence[int], loads: Mapping[Replica, int], overload: int
+    table: PrefixTable, chain: Sequence[int], loads: Mapping[Replica, int], busy_tokens: int
 ) -> list[Replica]:
-    """Replicas from best to worst: the longest cached prefix first, the overloaded ones last.
+    """Replicas from best to worst: the longest cached prefix first, unless there is too much to do.
 
-    ``loads``: requests that each replica works on.  Where nothing is cached the idlest comes first,
-    and among equals the one with the emptiest cache, so that prompts spread.
+    ``loads``: requests that each replica works on.  One more of them counts like ``busy_tokens``
+    prompt tokens that are not cached, so a replica is overloaded for this prompt as soon as its
+    queue outweighs what its cache saves.  Among equals the emptiest cache comes first, so that
+    prompts spread.
     """
-    if not loads:
-        return []
-    limit = min(loads.values()) + overload
 
-    def cost(replica: Replica) -> tuple[bool, int, int, int]:
-        load = loads[replica]
-        matched = 0 if load > limit else table.matched(replica, chain)
-        return load > limit, -matched, load, table.size(replica)
+    def cost(replica: Replica) -> tuple[int, int]:
+        to_compute = (len(chain) - table.matched(replica, chain)) * CHUNK_TOKENS
+        return to_compute + loads[replica] * busy_tokens, table.size(replica)
 
     return sorted(loads, key=cost)

@@ -19,9 +19,9 @@ class PrefixRouter(RequestRouter):
     number of the replica that it is meant for, or None for any.
     """
 
-    def initialize_state(self, overload: int = 8) -> None:
+    def initialize_state(self, busy_tokens: int = 256) -> None:
         """Called by Serve with the ``request_router_kwargs`` of the deployment."""
-        self._overload = overload
+        self._busy_tokens = busy_tokens
         self._table = PrefixTable()
 
     async def choose_replicas(
@@ -40,7 +40,7 @@ class PrefixRouter(RequestRouter):
                 chosen = sorted(by_id, key=str)[number % len(by_id)]
                 return [[by_id[chosen]]]
         loads = {rid: self.replica_queue_len_cache.get(rid) or 0 for rid in by_id}
-        return [[by_id[rid]] for rid in preference(self._table, chain, loads, self._overload)]
+        return [[by_id[rid]] for rid in preference(self._table, chain, loads, self._busy_tokens)]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any

@@ -24,9 +24,9 @@ class Settings(BaseModel):
     max_waiting: int = Field(default=64, ge=0)
     # Seconds that a request may wait for a place before it is refused.
     waiting_seconds: float = Field(default=60.0, gt=0)
-    # A replica with so many requests more than the idlest one is overloaded: a cached prefix there
-    # counts no longer.
-    overload: int = Field(default=8, ge=0)
+    # One more request on a replica counts like so many prompt tokens that are not in its cache:
+    # a replica is overloaded when its queue outweighs what its cache saves.
+    busy_tokens: int = Field(default=256, ge=1)
     # How often a request whose replica died is tried elsewhere.
     retries: int = Field(default=3, ge=0)
 

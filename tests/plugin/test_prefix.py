@@ -92,18 +92,20 @@ def test_replicas_that_left_are_forgotten_and_others_kept() -> None:
     assert [table.matched(r, [1]) for r in ("a", "b", "c")] == [0, 1, 0]
 
 
-def test_longest_prefix_wins_until_overload() -> None:
+def test_longest_prefix_wins_until_its_queue_outweighs_it() -> None:
     table = PrefixTable()
     table.sent("a", [1, 2, 3])
     table.sent("b", [1])
     chain = [1, 2, 3, 4]
-    assert preference(table, chain, {"a": 8, "b": 0, "c": 0}, 8) == ["a", "b", "c"]
-    assert preference(table, chain, {"a": 9, "b": 0, "c": 0}, 8) == ["b", "c", "a"]
+    assert preference(table, chain, {"a": 0, "b": 0, "c": 0}, 64) == ["a", "b", "c"]
+    assert preference(table, chain, {"a": 1, "b": 0, "c": 0}, 64) == ["a", "b", "c"]
+    assert preference(table, chain, {"a": 3, "b": 0, "c": 0}, 64) == ["b", "c", "a"]
+    assert preference(table, chain, {"a": 1, "b": 0, "c": 0}, 1000) == ["b", "c", "a"]
 
 
 def test_unknown_prompts_go_to_the_idlest_and_then_to_the_emptiest() -> None:
     table = PrefixTable()
     table.sent("a", [1, 2])
-    assert preference(table, [7], {"a": 0, "b": 0, "c": 1}, 8) == ["b", "a", "c"]
-    assert preference(table, [], {"a": 0, "b": 3}, 8) == ["a", "b"]
-    assert preference(table, [7], {}, 8) == []
+    assert preference(table, [7], {"a": 0, "b": 0, "c": 1}, 64) == ["b", "a", "c"]
+    assert preference(table, [], {"a": 0, "b": 3}, 64) == ["a", "b"]
+    assert preference(table, [7], {}, 64) == []
