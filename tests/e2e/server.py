@@ -34,6 +34,7 @@ class Server:
         self.model = model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.environ: dict[str, str] = {}
         self._log = log
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         self._command = [VLLM, "serve", model, "--device", "cpu", *address, *arguments]
@@ -41,7 +42,11 @@ class Server:
     def __enter__(self) -> Server:
         with self._log.open("w") as out:
             self.process = subprocess.Popen(
-                self._command, stdout=out, stderr=out, env=environment(), start_new_session=True
+                self._command,
+                stdout=out,
+                stderr=out,
+                env=environment(**self.environ),
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._healthy():

@@ -17,6 +17,7 @@ import httpx
 import openai
 
 START_SECONDS = 300
+OPTIONS = "--dtype float32 --max-model-len 2048 --max-num-seqs 16"
 MARK = "CPU_BACKEND_TEST_CLUSTER"
 
 

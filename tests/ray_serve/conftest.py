@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from cluster import MARK, Endpoint, free_port
-
-OPTIONS = "--dtype float32 --max-model-len 2048 --max-num-seqs 16"
+from cluster import MARK, OPTIONS, Endpoint, free_port
 
 
 @pytest.fixture(scope="session")

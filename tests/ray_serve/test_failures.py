@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cluster import Endpoint, Outcome, processes, send_all
-from conftest import OPTIONS
+from cluster import OPTIONS, Endpoint, Outcome, processes, send_all
 
 REQUESTS = 1000
 
