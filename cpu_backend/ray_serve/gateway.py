@@ -13,13 +13,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from cpu_backend.ray_serve import metrics
 from cpu_backend.ray_serve.prefix import chunks_of
-from cpu_backend.ray_serve.replica import Accepted, Call, EngineLostError, Start
+from cpu_backend.ray_serve.replica import Accepted, Call, Start
 from cpu_backend.ray_serve.settings import Settings
 
 logger = logging.getLogger("ray.serve")
@@ -117,12 +117,8 @@ class Gateway:
             async for item in answer:
                 yield item
             ended = True
-        except (RayActorError, EngineLostError) as error:
+        except RayActorError as error:
             raise ReplicaLostError(_first_line(error)) from error
-        except RayTaskError as error:
-            if isinstance(error.cause, EngineLostError | RayActorError):
-                raise ReplicaLostError(_first_line(error.cause)) from error
-            raise
         finally:
             if not ended:
                 answer.cancel()  # the client has left, or nobody would read the rest

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import types
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from cpu_backend.ray_serve.settings import Settings
 
+logger = logging.getLogger("ray.serve")
 TAKE_NODE_SECONDS = 120.0
+WATCH_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,6 @@ class Start:
     headers: list[tuple[bytes, bytes]]
 
 
-class EngineLostError(RuntimeError):
-    """The engine behind the app has ended; the request may be tried elsewhere."""
-
-
 class Replica:
     """The class behind the Serve deployment of engines."""
 
@@ -51,6 +51,7 @@ class Replica:
         self._stack = contextlib.AsyncExitStack()
         self.node = await asyncio.to_thread(_bind_to_node)
         self._app, self._engine = await self._start(settings)
+        self._watch = asyncio.create_task(self._end_with_engine())
         self.name = f"{os.uname().nodename}/node{self.node}"
 
     async def _start(self, settings: Settings) -> tuple[Any, Any]:
@@ -68,8 +69,17 @@ class Replica:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
+        # Where the host's error handler tells its own HTTP server to stop; there is none here.
+        app.state.server = types.SimpleNamespace()
         await self._stack.enter_async_context(app.router.lifespan_context(app))
         return app, engine
+
+    async def _end_with_engine(self) -> None:
+        """A replica without its engine ends at once: whatever it was asked is tried elsewhere, and
+        Serve starts a new one."""
+        while not self._engine.errored:
+            await asyncio.sleep(WATCH_SECONDS)
+        os._exit(1)
 
     async def answer(
         self, call: Call, chain: list[int], number: int | None
@@ -83,11 +93,9 @@ class Replica:
         try:
             while True:
                 message = await messages.get()
-                if message["type"] == "failed":
-                    raise EngineLostError(str(message["error"]))
                 if message["type"] == "http.response.start":
                     if message["status"] >= 500 and self._engine.errored:
-                        raise EngineLostError(f"the engine of {self.name} has ended")
+                        os._exit(1)  # as _end_with_engine would in a moment
                     yield Start(message["status"], list(message.get("headers", [])))
                 elif body := message.get("body", b""):
                     yield bytes(body)
@@ -131,8 +139,10 @@ class Replica:
         }
         try:
             await self._app(scope, receive, send)
-        except Exception as error:
-            await send({"type": "failed", "error": error})
+        except Exception:
+            logger.exception("The app failed on %s.", call.path)
+            await send({"type": "http.response.start", "status": 500, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """For the router, once: how much of the past the cache can hold."""
@@ -145,6 +155,7 @@ class Replica:
         await self._engine.check_health()
 
     async def __del__(self) -> None:
+        self._watch.cancel()
         await self._stack.aclose()
 
 
