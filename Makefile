@@ -110,7 +110,7 @@ test: kernel-test python-test wheel-test  ## run all tests
 
 # Appended, and not `python -m pytest`: either would else import the plugin from this folder, which
 # has no library in it, and not the installed one.
-python-test: $(STAMPS)/plugin $(STAMPS)/test  ## run the Python tests (ARGS= for pytest)
+python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the Python tests (ARGS= for pytest)
 	@echo "running the Python tests"
 	@HF_HUB_OFFLINE=1 $(BIN)/pytest --import-mode=append $(ARGS)
 	@for isa in $(LOWER_TARGETS); do echo "running the op tests with CPU_BACKEND_ISA=$$isa"; \

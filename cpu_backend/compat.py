@@ -9,10 +9,13 @@
 | accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
 | accept_device_argument         | the host dropped --device in 2025         | it comes back     |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
+| end_with_parent                | a killed server leaves its engines behind | they watch it     |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
 |                                | and streams then wait for it for ever     |                   |
 | leave_binding_to_the_worker    | the host binds ranks by OpenMP variables, | a platform hook   |
 |                                | one whole NUMA node to each or no start   |                   |
+| step_aside_when_ready          | HTTP and tokenizers run among the compute | a platform hook   |
+|                                | threads                                   |                   |
 | unlink_mapped_queues           | a killed server leaves its queues in      | it unlinks them   |
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
@@ -27,7 +30,10 @@ import functools
 import importlib.abc
 import importlib.util
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +53,14 @@ def prepare_process() -> None:
     accept_fractional_space()
     accept_device_argument()
     when_loaded("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker)
+    when_loaded(
+        "vllm.v1.engine.core", lambda m: end_with_parent(m.EngineCoreProc, "run_engine_core")
+    )
+    when_loaded(
+        "vllm.v1.engine.coordinator",
+        lambda m: end_with_parent(m.DPCoordinatorProc, "run_coordinator"),
+    )
+    when_loaded("vllm.v1.engine.core_client", step_aside_when_ready)
     when_loaded("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues)
     _print_config_errors()
 
@@ -226,6 +240,42 @@ class _NoOpenMPVariables:
 def leave_binding_to_the_worker(module: Any) -> None:
     """Each worker binds itself (:mod:`cpu_backend.worker.worker`), for any layout of ranks."""
     module.OMPProcessManager = _NoOpenMPVariables
+    # The process that starts the workers only schedules.
+    module.MultiprocExecutor._post_init_executor = lambda self: _step_aside()
+
+
+def step_aside_when_ready(module: Any) -> None:
+    """Once its engines have started, a server's process leaves the CPUs on which they compute."""
+    original = module.AsyncMPClient.__init__
+    if getattr(original, "__module__", "") == __name__:
+        return
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _step_aside()
+
+    module.AsyncMPClient.__init__ = init
+
+
+def _step_aside() -> None:
+    from cpu_backend.runtime import threads
+    from cpu_backend.runtime.plan import Machine
+
+    threads.step_aside(Machine.read())
+
+
+def spin_where_cores_are_left(module: Any) -> None:
+    """Readers of the host's queues sleep between messages where spinning takes a compute core."""
+    original = module.SpinCondition.__init__
+    if getattr(original, "__module__", "") == __name__:
+        return
+
+    def init(self: Any, is_reader: bool, *args: Any, **kwargs: Any) -> None:
+        original(self, is_reader, *args, **kwargs)
+        if is_reader:
+            self.busy_loop_s = float(os.environ.get("CB_SPIN", "1"))
+
+    module.SpinCondition.__init__ = init
 
 
 def unlink_mapped_queues(module: Any) -> None:
@@ -233,6 +283,7 @@ def unlink_mapped_queues(module: Any) -> None:
 
     It lives on in the processes that use it, and ends with them, whatever ends them.
     """
+    spin_where_cores_are_left(module)
     original = module.MessageQueue.wait_until_ready
     if getattr(original, "__module__", "") == __name__:
         return
@@ -245,6 +296,35 @@ def unlink_mapped_queues(module: Any) -> None:
             buffer.is_creator = False  # or the host would unlink it again
 
     module.MessageQueue.wait_until_ready = wait_until_ready
+
+
+WATCH_SECONDS = 1.0
+
+
+def end_with_parent(owner: Any, name: str) -> None:
+    """The process that runs ``owner.name`` ends when the one that started it has ended.
+
+    The host's signal handlers cover every orderly end; this is for a server that was killed.
+    """
+    original = getattr(owner, name)
+    if getattr(original, "_watches_parent", False):
+        return
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+        return original(*args, **kwargs)
+
+    run._watches_parent = True  # type: ignore[attr-defined]
+    setattr(owner, name, staticmethod(run))
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ENGINE_STOP_SECONDS)
+    os._exit(1)  # whatever it still waits for will not come
 
 
 def keep_thread_count() -> None:

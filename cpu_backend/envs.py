@@ -43,6 +43,9 @@ OMP_THREADS_BIND = Variable(
 NUM_OF_RESERVED_CPU = Variable(
     "VLLM_CPU_NUM_OF_RESERVED_CPU", "", "cores per rank left to the rest of the server"
 )
+NUMA = Variable(
+    "CPU_BACKEND_NUMA", "", "nodes to assume: CPU lists with | between them, such as 0-3|4-7"
+)
 VISIBLE_MEMORY_NODES = Variable("CPU_VISIBLE_MEMORY_NODES", "", "NUMA nodes to use, as a list")
 
 ALL = (
@@ -53,6 +56,7 @@ ALL = (
     KVCACHE_SPACE,
     OMP_THREADS_BIND,
     NUM_OF_RESERVED_CPU,
+    NUMA,
     VISIBLE_MEMORY_NODES,
 )
 

@@ -1,4 +1,7 @@
-"""What this backend would do here, and why: ``python -m cpu_backend.info [--json]``."""
+"""What this backend would do here, and why: ``python -m cpu_backend.info [--json]``.
+
+``--plan [-tp N] [-pp N] [-dp N]`` shows where the ranks of such a server would compute.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +17,38 @@ from typing import Any
 import cpu_backend
 from cpu_backend import activation, envs, ops
 from cpu_backend.errors import ConfigError
-from cpu_backend.runtime import memory, threads, topology
+from cpu_backend.runtime import memory
+from cpu_backend.runtime.layout import Layout, describe
+from cpu_backend.runtime.plan import Machine, ThreadPlan
+from cpu_backend.runtime.reservations import Reservations
+from cpu_backend.runtime.sysfs import format_cpu_list
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Binding:
-    """Where a rank computes; ``memory`` is the outcome of binding it, empty on a single node."""
+    """Where a rank computes; ``node`` as in "NUMA node 0", empty when it spans several; ``memory``
+    is the outcome of binding it, empty where there is no choice."""
 
     num_threads: int
     cpus: tuple[int, ...]
-    node: int | None
+    node: str
     reason: str
     memory: str = ""
 
     def __str__(self) -> str:
-        where = f"on CPUs {topology.format_cpu_list(self.cpus)}" if self.cpus else "unbound"
-        node = "" if self.node is None else f", NUMA node {self.node}"
+        where = f"on CPUs {format_cpu_list(self.cpus)}" if self.cpus else "unbound"
+        node = f", {self.node}" if self.node else ""
         bound = f" (memory: {self.memory})" if self.memory else ""
-        return f"{self.num_threads} threads {where}{node}{bound}: {self.reason}"
+        threads = f"{self.num_threads} thread{'' if self.num_threads == 1 else 's'}"
+        return f"{threads} {where}{node}{bound}: {self.reason}"
+
+
+def binding_of(machine: Machine, plan: ThreadPlan, memory: str = "") -> Binding:
+    """``plan`` in the words of the log."""
+    node = "" if plan.node is None else f"{machine.topology.kind} {plan.node}"
+    return Binding(plan.num_threads, plan.cpus, node, plan.reason, memory)
 
 
 def cpu_model() -> str:
@@ -46,12 +61,11 @@ def cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def banner(library: ops.Library, binding: Binding, dtype: str) -> list[str]:
-    """The lines every start prints."""
+def banner(library: ops.Library, dtype: str) -> list[str]:
+    """The lines every start prints once, whatever the number of ranks."""
     return [
         f"version {cpu_backend.__version__} on {cpu_model()}",
         f"instruction set {library.target} of {', '.join(library.runnable)} runnable here",
-        str(binding),
         f"dtype {dtype.removeprefix('torch.')}; linear: packed {library.target} panels; "
         f"attention: paged {library.target}; eager, no compiler at run time",
     ]
@@ -59,10 +73,10 @@ def banner(library: ops.Library, binding: Binding, dtype: str) -> list[str]:
 
 def collect() -> dict[str, Any]:
     """Everything about this machine and build, as data."""
-    topo = topology.read_topology()
-    limits = topology.read_limits(topo)
-    plan = threads.plan_threads(topo, limits, threads.ThreadSettings.from_env())
-    status = memory.read_memory_status(plan.node)
+    machine = Machine.read()
+    topo, limits = machine.topology, machine.limits
+    [plan] = machine.plan(1, Reservations().taken())
+    status = memory.read_memory_status(plan.memory_node)
     decision = activation.decide()
     report: dict[str, Any] = {
         "version": cpu_backend.__version__,
@@ -71,10 +85,10 @@ def collect() -> dict[str, Any]:
         "active": decision.active,
         "because": decision.reason,
         "cpus": len(topo.cpus),
-        "allowed_cpus": topology.format_cpu_list(limits.cpus),
+        "allowed_cpus": format_cpu_list(limits.cpus),
         "cpu_quota": limits.cpu_quota,
-        "numa_nodes": {str(node.id): topology.format_cpu_list(node.cpus) for node in topo.nodes},
-        "binding": str(Binding(plan.num_threads, plan.cpus, plan.node, plan.reason)),
+        "numa_nodes": {str(node.id): format_cpu_list(node.cpus) for node in topo.nodes},
+        "binding": str(binding_of(machine, plan)),
         "memory_gib": round(status.total / GIB, 2),
         "memory_available_gib": round(status.available / GIB, 2),
         "memory_limited_by": status.limited_by,
@@ -94,8 +108,17 @@ def main() -> int:
     """Print the report; 1 with one sentence when a setting is wrong."""
     parser = argparse.ArgumentParser(prog="python -m cpu_backend.info", description=__doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--plan", action="store_true", help="where the ranks of a server would go")
+    for short, name in (("-tp", "tensor"), ("-pp", "pipeline"), ("-dp", "data")):
+        parser.add_argument(
+            short, f"--{name}-parallel-size", dest=name, type=int, default=1, metavar="N"
+        )
     arguments = parser.parse_args()
     try:
+        if arguments.plan:
+            layout = Layout(arguments.tensor, arguments.pipeline, arguments.data)
+            print("\n".join(describe(Machine.read(), layout, Reservations().taken())))
+            return 0
         report = collect()
     except ConfigError as error:
         print(f"cpu_backend: {error}", file=sys.stderr)

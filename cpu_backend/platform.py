@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +16,10 @@ from vllm.platforms.cpu import CpuPlatform
 
 from cpu_backend import compat, envs, ops
 from cpu_backend.errors import ConfigError
-from cpu_backend.runtime import memory, threads, topology
+from cpu_backend.runtime import memory
+from cpu_backend.runtime.layout import Layout, advise
+from cpu_backend.runtime.plan import Machine
+from cpu_backend.runtime.reservations import Reservations
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -21,6 +29,7 @@ logger = init_logger("vllm.cpu_backend")
 EXECUTOR = "cpu_backend.worker.executor.CPUExecutor"
 WORKER = "cpu_backend.worker.worker.CPUWorker"
 ATTENTION = "cpu_backend.attention.backend.CpuBackendAttention"
+LAYOUT = "cpu_backend_layout"  # key in the host's additional_config
 BLOCK_SIZE = 128  # tokens of a KV page: eight vectors of AVX-512, 16 KiB of bf16 at head size 64
 
 
@@ -122,19 +131,53 @@ def _set_block_size(config: VllmConfig) -> None:
 
 def _check_threads(config: VllmConfig) -> None:
     """Plan every rank of this machine now: a wrong setting should not cost a model load."""
-    topo = topology.read_topology()
-    limits = topology.read_limits(topo)
-    settings = threads.ThreadSettings.from_env()
-    ranks = config.parallel_config.local_world_size
-    for rank in range(ranks):
-        threads.plan_threads(topo, limits, settings, rank, ranks)
+    layout = local_layout(config)
+    machine, taken = Machine.read(), Reservations().taken(config.instance_id)
+    plans = machine.plan(layout.ranks, taken)
+    advice = advise(
+        machine, layout, plans, taken, fits=_tensor_sizes(config), command=_serve_command()
+    )
+    if advice:
+        logger.info_once("cpu_backend: %s", advice)
+
+
+def local_layout(config: VllmConfig) -> Layout:
+    """The ranks of this machine.
+
+    Kept in the configuration when it is first seen, because the host tells a data-parallel engine
+    of a dense model that it is alone.
+    """
+    if not isinstance(config.additional_config, dict):
+        return Layout.of(config.parallel_config)
+    if LAYOUT not in config.additional_config:
+        layout = Layout.of(config.parallel_config)
+        sizes = [layout.tensor, layout.pipeline, layout.data]
+        config.additional_config = {**config.additional_config, LAYOUT: sizes}
+    return Layout(*config.additional_config[LAYOUT])
+
+
+def _tensor_sizes(config: VllmConfig) -> Callable[[int], bool]:
+    """Whether the model can be cut in so many tensor-parallel ranks."""
+    text = getattr(config.model_config, "hf_text_config", None)
+    heads = getattr(text, "num_attention_heads", None) or 1
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return lambda size: heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+
+def _serve_command() -> str:
+    """The command line of this server without its layout; empty when it is not `vllm serve`."""
+    if "serve" not in sys.argv[1:2] or Path(sys.argv[0]).name != "vllm":
+        return ""
+    command = shlex.join(["vllm", *sys.argv[1:]])
+    layout = r" (-[tpd]p|--(tensor|pipeline|data)[-_]parallel[-_]size)[ =]\d+"
+    return re.sub(layout, "", command)
 
 
 def _set_kv_cache_space(config: VllmConfig) -> None:
     requested = memory.parse_kvcache_space(envs.KVCACHE_SPACE.get())
     if requested is None:
         return
-    status = memory.read_memory_status(None, local_ranks=config.parallel_config.local_world_size)
+    status = memory.read_memory_status(None, local_ranks=local_layout(config).ranks)
     memory.plan_kv_bytes(requested, status)
     needed = _one_request_bytes(config)
     if requested < needed:
@@ -164,8 +207,10 @@ def _set_executor(config: VllmConfig) -> None:
     parallel = config.parallel_config
     if parallel.worker_cls == "auto":
         parallel.worker_cls = WORKER
-    # One rank computes in the engine's own process: no extra hop per step.
-    if parallel.world_size == 1 and parallel.distributed_executor_backend in (None, "uni"):
+    # One rank computes in the engine's own process: no extra hop per step.  The host asks for
+    # "mp" itself where there are several engines.
+    uniproc = (None, "uni", "mp") if parallel.data_parallel_size > 1 else (None, "uni")
+    if parallel.world_size == 1 and parallel.distributed_executor_backend in uniproc:
         parallel.distributed_executor_backend = EXECUTOR
     parallel.disable_custom_all_reduce = True
 

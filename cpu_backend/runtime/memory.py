@@ -11,14 +11,9 @@ from typing import Literal
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
-from cpu_backend.runtime.topology import (
-    PROCFS,
-    SYSFS,
-    Memory,
-    read_cgroup_memory,
-    read_machine_memory,
-    read_node_memory,
-)
+from cpu_backend.runtime.cgroup import read_cgroup_memory
+from cpu_backend.runtime.sysfs import PROCFS, SYSFS, Memory
+from cpu_backend.runtime.topology import read_machine_memory, read_node_memory
 
 KVCACHE_ENV = envs.KVCACHE_SPACE.name
 GIB = 1 << 30

@@ -1,28 +1,40 @@
 """The machine as data: CPUs, cores, NUMA nodes, and the limits put on this process.
 
 Reads only /sys and /proc, whose roots are parameters so that tests can pass recorded trees.
-`threads.py` and `memory.py` plan on it. A missing file costs detail, never an exception.
+`plan.py` and `memory.py` plan on it. A missing file costs detail, never an exception.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-SYSFS = Path("/sys")
-PROCFS = Path("/proc")
+from cpu_backend import envs
+from cpu_backend.errors import ConfigError
+from cpu_backend.runtime.cgroup import read_cpu_quota, read_cpuset
+from cpu_backend.runtime.sysfs import (
+    PROCFS,
+    SYSFS,
+    Memory,
+    format_cpu_list,
+    parse_cpu_list,
+    read_cpu_list,
+    read_int,
+    read_meminfo,
+    read_text,
+)
 
-# Linux builds stop at 8192 CPUs; the bound keeps a typo such as 0-9999999999 from filling the RAM.
-MAX_CPUS = 1 << 16
+DECLARED_ENV = envs.NUMA.name
 
 
 @dataclass(frozen=True)
 class Cpu:
     """One logical CPU. ``core_id`` and ``llc_group`` are the lowest CPU id of their group.
 
-    The kernel's own core ids repeat between packages; these do not. ``speed`` compares CPUs of one
-    machine (the kernel's capacity, else the highest clock in kHz) and is 0 where neither is known.
+    The kernel's own core ids repeat between packages; these do not. ``numa_node`` is the node it
+    is planned with. ``speed`` compares CPUs of one machine (the kernel's capacity, else the highest
+    clock in kHz) and is 0 where neither is known. ``book`` is (drawer, book) on s390x.
     """
 
     id: int
@@ -31,31 +43,30 @@ class Cpu:
     numa_node: int
     llc_group: int
     speed: int
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes in total, and bytes that can be had now without swapping."""
-
-    total: int
-    available: int
+    book: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node; ``cpus`` is empty for memory-only nodes, ``memory`` None where unknown."""
+    """One NUMA node; ``cpus`` is empty for memory-only nodes, ``memory`` None where unknown.
+
+    ``home`` is the kernel's node to take memory from: None on a machine with only one, and for a
+    declared node or a book that no single one holds.
+    """
 
     id: int
     cpus: tuple[int, ...]
     memory: Memory | None
+    home: int | None = None
 
 
 @dataclass(frozen=True)
 class Topology:
-    """All online CPUs by id and all NUMA nodes by id; at least one of each."""
+    """All online CPUs by id and all nodes by id; at least one of each. ``kind`` names the nodes."""
 
     cpus: tuple[Cpu, ...]
     nodes: tuple[NumaNode, ...]
+    kind: str = "NUMA node"
 
     @cached_property
     def by_id(self) -> dict[int, Cpu]:
@@ -79,43 +90,27 @@ class ProcessLimits:
     cpu_quota: float | None
 
 
-def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """``"0-3,8"`` -> ``(0, 1, 2, 3, 8)``: in the order given, repeats dropped, "" is empty.
+def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = "") -> Topology:
+    """Without node files all CPUs are on node 0; without topology files each CPU is a core.
 
-    Raises ValueError for anything else.
+    ``declared`` (CPU lists with | between them) puts nodes in the place of the machine's. A machine
+    of one NUMA node and several books (s390x) is planned by books.
     """
-    ids: dict[int, None] = {}
-    for part in filter(None, text.strip().split(",")):
-        ends = [end.strip() for end in part.split("-")]
-        if len(ends) > 2 or not all(end.isdecimal() for end in ends):
-            raise ValueError(f"{part!r} is neither a CPU id nor a range such as 0-3")
-        first, last = int(ends[0]), int(ends[-1])
-        if last < first or last >= MAX_CPUS:
-            raise ValueError(f"{part!r} is not an ascending range of CPU ids")
-        ids.update(dict.fromkeys(range(first, last + 1)))
-    return tuple(ids)
-
-
-def format_cpu_list(ids: Iterable[int]) -> str:
-    """``{0, 1, 2, 3, 8}`` -> ``"0-3,8"``."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(ids)):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1][1:] = [cpu]
-        else:
-            runs.append([cpu])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
-def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS) -> Topology:
-    """Without node files all CPUs are on node 0; without topology files each CPU is a core."""
     base = sysfs / "devices/system/cpu"
     ids = _online_cpus(base, procfs)
     nodes = _read_nodes(ids, sysfs, procfs)
     node_of = {cpu: node for node in nodes for cpu in node.cpus}
     speeds = _read_speeds(base, ids)
     cpus = (_read_cpu(base, cpu, node_of.get(cpu, nodes[0]), speeds.get(cpu, 0)) for cpu in ids)
-    return Topology(tuple(cpus), nodes)
+    topology = Topology(tuple(cpus), nodes)
+    if declared.strip():
+        return _regroup(topology, _declared_groups(topology, declared), "declared node")
+    books: dict[tuple[int, int], tuple[int, ...]] = {}
+    for cpu in topology.cpus:
+        books[cpu.book] = (*books.get(cpu.book, ()), cpu.id)
+    if len(nodes) == 1 and len(books) > 1:
+        return _regroup(topology, [books[book] for book in sorted(books)], "book")
+    return topology
 
 
 def read_limits(
@@ -133,20 +128,21 @@ def read_limits(
     if affinity is None:
         affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else online
     mask = online & frozenset(affinity)
-    cpuset = _cpuset("cpus", sysfs, procfs)
-    mems = _cpuset("mems", sysfs, procfs)
+    cpuset = read_cpuset("cpus", sysfs, procfs)
+    mems = read_cpuset("mems", sysfs, procfs)
+    allowed = (node.id for node in topology.nodes if node.home is None or node.home in mems)
     nodes = frozenset(node.id for node in topology.nodes)
     return ProcessLimits(
         # A cpuset that contradicts the mask was read from a hierarchy that is not ours.
         cpus=mask & cpuset or mask,
-        memory_nodes=nodes & mems or nodes,
-        cpu_quota=_read_cpu_quota(sysfs, procfs),
+        memory_nodes=frozenset(allowed) or nodes if mems else nodes,
+        cpu_quota=read_cpu_quota(sysfs, procfs),
     )
 
 
 def read_machine_memory(procfs: Path = PROCFS) -> Memory:
     """The whole machine's memory; where /proc/meminfo is missing, what the C library knows."""
-    memory = _read_meminfo(procfs / "meminfo")
+    memory = read_meminfo(procfs / "meminfo")
     if memory is not None:
         return memory
     page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -162,89 +158,65 @@ def read_node_memory(node: int, sysfs: Path = SYSFS) -> Memory | None:
     """
     if len(list(sysfs.glob("devices/system/node/node[0-9]*"))) < 2:
         return None
-    return _read_meminfo(sysfs / f"devices/system/node/node{node}/meminfo")
+    return read_meminfo(sysfs / f"devices/system/node/node{node}/meminfo")
 
 
-def read_cgroup_memory(sysfs: Path = SYSFS, procfs: Path = PROCFS) -> Memory | None:
-    """Smallest limit and smallest headroom of this process's memory cgroups and their parents."""
-    levels = [
-        level
-        for group in _cgroup_dirs("memory", sysfs, procfs)
-        for names in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+def _declared_groups(topology: Topology, declared: str) -> list[tuple[int, ...]]:
+    try:
+        groups = [parse_cpu_list(text) for text in declared.split("|")]
+    except ValueError as error:
+        raise ConfigError(
+            f"{DECLARED_ENV} is wrong, {error}: give the CPUs of each node, such as 0-3|4-7."
+        ) from None
+    named = [cpu for group in groups for cpu in group]
+    absent = set(named) - topology.by_id.keys()
+    if not all(groups) or len(named) > len(set(named)) or absent:
+        cause = "leaves a node without CPUs"
+        if absent:
+            cause = f"names CPUs {format_cpu_list(absent)}, which do not exist or are offline"
+        elif all(groups):
+            cause = "names a CPU twice"
+        raise ConfigError(
+            f"{DECLARED_ENV}={declared!r} {cause}: give the CPUs of each node, such as 0-3|4-7,"
+            f" from {format_cpu_list(topology.by_id)}."
         )
-        if (level := _cgroup_level(group, *names)) is not None
-    ]
-    if not levels:
-        return None
-    return Memory(min(m.total for m in levels), min(m.available for m in levels))
+    return groups
 
 
-def _cgroup_level(group: Path, limit_name: str, usage_name: str, cache_key: str) -> Memory | None:
-    limit = _read_int(group / limit_name)
-    if limit is None:
-        return None
-    # The kernel drops cold page cache before it kills, so that part of the usage is free for us.
-    fields = (line.split() for line in _read(group / "memory.stat").splitlines())
-    cold_cache = next((int(field[1]) for field in fields if field[0] == cache_key), 0)
-    used = max(0, (_read_int(group / usage_name) or 0) - cold_cache)
-    return Memory(limit, max(0, limit - used))
-
-
-def _read_cpu_quota(sysfs: Path, procfs: Path) -> float | None:
-    quotas = []
-    for group in _cgroup_dirs("cpu", sysfs, procfs):
-        v1 = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        for fields in (_read(group / "cpu.max").split(), v1):
-            # No limit is "max" in v2 and -1 in v1.
-            if len(fields) == 2 and all(field.isdecimal() and int(field) for field in fields):
-                quotas.append(int(fields[0]) / int(fields[1]))
-    return min(quotas, default=None)
-
-
-def _cpuset(kind: str, sysfs: Path, procfs: Path) -> frozenset[int]:
-    """The nearest group's CPUs or memory nodes; empty where no cpuset controller is visible."""
-    for group in _cgroup_dirs("cpuset", sysfs, procfs):
-        for name in (f"{kind}.effective", f"effective_{kind}", kind):
-            if ids := _cpu_list(group / f"cpuset.{name}"):
-                return frozenset(ids)
-    return frozenset()
-
-
-def _cgroup_dirs(controller: str, sysfs: Path, procfs: Path) -> Iterator[Path]:
-    """This process's groups for ``controller``, leaf to root, in v1, v2 and mixed set-ups.
-
-    A container without its own cgroup namespace is told a path of the host that its mount lacks;
-    walking up then ends at the mount's root, which is the container's own group.
-    """
-    mount = sysfs / "fs/cgroup"
-    for line in (_read(procfs / "self/cgroup").strip() or "0::/").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        names = dict.fromkeys((controllers, controller)) if controllers else ("", "unified")
-        parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
-        for root in (mount / name for name in names):
-            for depth in range(len(parts), -1, -1):
-                yield root.joinpath(*parts[:depth])
+def _regroup(topology: Topology, groups: list[tuple[int, ...]], kind: str) -> Topology:
+    """The same CPUs on other nodes, numbered in the order of the groups; the rest is left out."""
+    cpus: list[Cpu] = []
+    nodes: list[NumaNode] = []
+    real = {node.id: node for node in topology.nodes}
+    for node_id, group in enumerate(groups):
+        members = [topology.by_id[cpu] for cpu in group]
+        homes = {cpu.numa_node for cpu in members}
+        home = real[homes.pop()] if len(homes) == 1 else None
+        memory = home.memory if home else None
+        nodes.append(NumaNode(node_id, tuple(sorted(group)), memory, home.home if home else None))
+        cpus += [replace(cpu, numa_node=node_id) for cpu in members]
+    return Topology(tuple(sorted(cpus, key=lambda cpu: cpu.id)), tuple(nodes), kind)
 
 
 def _read_cpu(base: Path, cpu: int, node: NumaNode, speed: int) -> Cpu:
     place = base / f"cpu{cpu}"
-    siblings = _cpu_list(place / "topology/thread_siblings_list")
-    package = _read_int(place / "topology/physical_package_id") or 0
+    siblings = read_cpu_list(place / "topology/thread_siblings_list")
+    package, drawer, book = (
+        max(read_int(place / f"topology/{name}_id") or 0, 0)
+        for name in ("physical_package", "drawer", "book")
+    )
     # The highest index is the outermost cache; without cache files take the node for the group.
     caches = sorted(place.glob("cache/index[0-9]*"))
-    llc = _cpu_list(caches[-1] / "shared_cpu_list") if caches else node.cpus
+    llc = read_cpu_list(caches[-1] / "shared_cpu_list") if caches else node.cpus
     core_id, llc_group = min(siblings, default=cpu), min(llc, default=cpu)
-    return Cpu(cpu, core_id, max(package, 0), node.id, llc_group, speed)
+    return Cpu(cpu, core_id, package, node.id, llc_group, speed, (drawer, book))
 
 
 def _online_cpus(base: Path, procfs: Path) -> tuple[int, ...]:
-    if online := _cpu_list(base / "online"):
+    if online := read_cpu_list(base / "online"):
         return online
-    names = (line.split()[0] for line in _read(procfs / "stat").splitlines() if line[:3] == "cpu")
+    lines = read_text(procfs / "stat").splitlines()
+    names = (line.split()[0] for line in lines if line[:3] == "cpu")
     return tuple(int(name[3:]) for name in names if name[3:]) or tuple(range(os.cpu_count() or 1))
 
 
@@ -252,8 +224,8 @@ def _read_nodes(online: tuple[int, ...], sysfs: Path, procfs: Path) -> tuple[Num
     base = sysfs / "devices/system/node"
     nodes = []
     for node in sorted(int(place.name[4:]) for place in base.glob("node[0-9]*")):
-        cpus = frozenset(online).intersection(_cpu_list(base / f"node{node}/cpulist"))
-        nodes.append(NumaNode(node, tuple(sorted(cpus)), read_node_memory(node, sysfs)))
+        cpus = frozenset(online).intersection(read_cpu_list(base / f"node{node}/cpulist"))
+        nodes.append(NumaNode(node, tuple(sorted(cpus)), read_node_memory(node, sysfs), node))
     if len(nodes) > 1 and any(node.cpus for node in nodes):
         return tuple(nodes)
     return (NumaNode(nodes[0].id if nodes else 0, online, read_machine_memory(procfs)),)
@@ -261,39 +233,8 @@ def _read_nodes(online: tuple[int, ...], sysfs: Path, procfs: Path) -> tuple[Num
 
 def _read_speeds(base: Path, ids: tuple[int, ...]) -> dict[int, int]:
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        speeds = {cpu: _read_int(base / f"cpu{cpu}" / name) for cpu in ids}
+        speeds = {cpu: read_int(base / f"cpu{cpu}" / name) for cpu in ids}
         known = {cpu: speed for cpu, speed in speeds.items() if speed}
         if len(known) == len(ids):
             return known
     return {}
-
-
-def _read_meminfo(path: Path) -> Memory | None:
-    """Read /proc/meminfo, or a node's meminfo, whose lines start with "Node 0"."""
-    fields = (line.partition(":") for line in _read(path).splitlines())
-    info = {key.split()[-1]: int(value.split()[0]) * 1024 for key, _, value in fields if value}
-    if "MemTotal" not in info:
-        return None
-    # Nodes have no MemAvailable; these four are what the kernel builds it from.
-    parts = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-    available = info.get("MemAvailable", sum(info.get(part, 0) for part in parts))
-    return Memory(info["MemTotal"], available)
-
-
-def _cpu_list(path: Path) -> tuple[int, ...]:
-    try:
-        return parse_cpu_list(_read(path))
-    except ValueError:
-        return ()
-
-
-def _read_int(path: Path) -> int | None:
-    text = _read(path).strip()
-    return int(text) if text.removeprefix("-").isdecimal() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.config import CompilationMode
+from vllm.distributed import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
@@ -27,7 +28,7 @@ class CPUModelRunner(HostCPUModelRunner):
         start = time.perf_counter()
         super().load_model(load_dummy_weights)
         self.load_seconds = time.perf_counter() - start
-        self.step_replay = StepReplay() if self._replays_steps() else None
+        self.step_replay = StepReplay(_all_ranks_agree) if self._replays_steps() else None
 
     def _replays_steps(self) -> bool:
         """Whether the model's forward is a function of tokens, positions and KV cache alone."""
@@ -36,7 +37,7 @@ class CPUModelRunner(HostCPUModelRunner):
             not self.model_config.enforce_eager
             and self.model_config.runner_type == "generate"
             and config.compilation_config.mode == CompilationMode.NONE
-            and config.parallel_config.world_size == 1
+            and config.parallel_config.pipeline_parallel_size == 1
             and config.lora_config is None
             and config.speculative_config is None
             and config.kv_transfer_config is None
@@ -78,6 +79,16 @@ class CPUModelRunner(HostCPUModelRunner):
         start = time.perf_counter()
         self._dummy_run(min(16, self.max_num_tokens), skip_eplb=True)
         return time.perf_counter() - start
+
+
+def _all_ranks_agree(answer: bool) -> bool:
+    """Whether every rank of this one's tensor-parallel group says yes."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return answer
+    votes = torch.tensor([answer], dtype=torch.int32)
+    torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN, group.cpu_group)
+    return bool(votes.item())
 
 
 def _distinct(metadata: Any) -> list[StepMetadata]:

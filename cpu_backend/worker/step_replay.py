@@ -32,7 +32,13 @@ class _Recorded:
 class StepReplay:
     """The recordings of one model, by number of tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, agree: Callable[[bool], bool] = bool) -> None:
+        """``agree``: whether all ranks of a tensor-parallel group say yes.
+
+        Recording and replaying run the same collectives as the model, but comparing the two runs
+        them once more, so ranks must not part ways.
+        """
+        self._agree = agree
         self._recorded: dict[tuple[int, tuple[bool, ...]], _Recorded] = {}
         self._enabled = True
 
@@ -60,9 +66,9 @@ class StepReplay:
         if recorded.trusted:
             return recorded.recording.replay(step_data)
         result = forward()
-        if not torch.equal(recorded.recording.replay(step_data), result):
+        recorded.trusted = self._agree(torch.equal(recorded.recording.replay(step_data), result))
+        if not recorded.trusted:
             self._give_up("a replayed step differs from the model's own")
-        recorded.trusted = True
         return result
 
     def _record(
@@ -76,10 +82,10 @@ class StepReplay:
         with recording:
             result = forward()
             recording.output = result
-        if recording.error:
-            self._give_up(recording.error)
-        else:
+        if self._agree(not recording.error):
             self._recorded[key] = _Recorded(recording, addresses)
+        else:
+            self._give_up(recording.error or "another rank cannot replay it")
         return result
 
     def _give_up(self, reason: str) -> None:

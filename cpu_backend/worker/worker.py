@@ -20,8 +20,10 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import compat, info, layers, ops
-from cpu_backend.runtime import memory, threads, topology
+from cpu_backend.platform import local_layout
+from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.pages import LazyZeros
+from cpu_backend.runtime.plan import Machine
 from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
@@ -31,6 +33,7 @@ class CPUWorker(Worker):
     """The host's worker with everything about the device replaced."""
 
     model_runner: CPUModelRunner
+    helpers_moved = False
 
     def init_device(self) -> None:
         """Threads and memory first: what is allocated later lands where they are."""
@@ -52,14 +55,12 @@ class CPUWorker(Worker):
 
     def _bind(self) -> info.Binding:
         """Bind this rank's threads and memory, or go on unbound where the system forbids it."""
-        topo = topology.read_topology()
-        plan = threads.plan_threads(
-            topo,
-            topology.read_limits(topo),
-            threads.ThreadSettings.from_env(),
-            self.local_rank,
-            self.parallel_config.local_world_size,
-        )
+        machine, layout = Machine.read(), local_layout(self.vllm_config)
+        self.machine = machine
+        plans = threads.claim(machine, layout.ranks, self.vllm_config.instance_id)
+        replica = self.parallel_config.data_parallel_rank_local or 0
+        self.slot = replica * self.parallel_config.local_world_size + self.local_rank
+        self.plan = plan = plans[self.slot]
         # Refused once, refused for every thread: apply() has warned.
         if threads.apply(plan) and plan.cpus:
             ops.bind_threads(plan.cpus)
@@ -67,20 +68,20 @@ class CPUWorker(Worker):
             ops.set_num_threads(plan.num_threads)
         compat.keep_thread_count()
         outcome = ""
-        if plan.node is not None and len(topo.nodes) > 1:
-            outcome = ops.bind_memory((plan.node,))
+        if plan.memory_node is not None:
+            outcome = ops.bind_memory((plan.memory_node,))
             if outcome != "bind":
-                logger.warning("Memory is not bound to NUMA node %d: %s.", plan.node, outcome)
-        self.node = plan.node
-        self.node_ranks = plan.node_ranks
-        return info.Binding(plan.num_threads, plan.cpus, plan.node, plan.reason, outcome)
+                logger.warning(
+                    "Memory is not bound to NUMA node %d: %s.", plan.memory_node, outcome
+                )
+        return info.binding_of(machine, plan, outcome)
 
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
         status = memory.read_memory_status(
-            self.node,
-            local_ranks=self.parallel_config.local_world_size,
-            node_ranks=self.node_ranks,
+            self.plan.memory_node,
+            local_ranks=local_layout(self.vllm_config).ranks,
+            node_ranks=self.plan.node_ranks,
         )
         budget = memory.plan_kv_bytes(
             self.cache_config.kv_cache_memory_bytes,
@@ -116,8 +117,10 @@ class CPUWorker(Worker):
         self.model_runner.warming_up_model()
         warm_seconds = self.model_runner.warm_up()
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
-        for line in info.banner(self.library, self.binding, str(self.model_config.dtype)):
-            logger.info("cpu_backend: %s", line)
+        if self.slot == 0:
+            for line in info.banner(self.library, str(self.model_config.dtype)):
+                logger.info("cpu_backend: %s", line)
+        logger.info("cpu_backend: %s", self.binding)
         logger.info(
             "cpu_backend: ready %.1f s after the worker started (loading and packing %.1f s, "
             "warm-up %.1f s)",
@@ -133,6 +136,11 @@ class CPUWorker(Worker):
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """One step; an error in it also ends the waits of the ranks that count on this one."""
+        if self.plan.cpus and not self.helpers_moved:
+            # By now all threads of the process exist; those that the main thread has started since
+            # it was bound would share its CPU.
+            threads.step_aside(self.machine, inherited_from=self.plan.cpus[0])
+            self.helpers_moved = True
         try:
             return super().execute_model(scheduler_output)
         except Exception:

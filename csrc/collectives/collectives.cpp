@@ -202,7 +202,7 @@ class SharedReduce {
 };
 
 // Below, one meeting costs more than the reading that the second one saves.
-constexpr int64_t kSharedFromBytes = 16 << 10;
+constexpr int64_t kSharedFromBytes = 64 << 10;
 
 }  // namespace
 

@@ -10,8 +10,10 @@ namespace CPU_BACKEND_NAMESPACE {
 
 inline void copy_bytes(const char* from, char* to, int64_t bytes) {
   constexpr int64_t kStep = 4 * kVectorBytes;
+  constexpr int64_t kAhead = 1024;  // a line of another core takes as long as eight from the own L2
   int64_t i = 0;
   for (; i + kStep <= bytes; i += kStep) {
+    for (int64_t line = 0; line < kStep; line += 64) __builtin_prefetch(from + i + kAhead + line);
     const Vec a = load_raw<Vec>(from + i);
     const Vec b = load_raw<Vec>(from + i + kVectorBytes);
     const Vec c = load_raw<Vec>(from + i + 2 * kVectorBytes);

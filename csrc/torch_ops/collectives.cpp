@@ -43,18 +43,24 @@ int rank_of(const Group& group, int64_t rank, const char* name) {
 }
 
 // run(lane, slice) over [0, count) elements, each thread in a lane of its own.  Lanes wait only for
-// the same lane of other ranks, so it does not matter how many of them really run at once.
+// the same lane of other ranks, so it does not matter how many of them really run at once.  A step
+// recording runs it again later: capture by value.
 template <class Run>
 void run_lanes(Group& group, int64_t count, int64_t element_bytes, const Run& run) {
   const int64_t useful = ceil_div(count * element_bytes, kLaneBytes);
   const int64_t lanes = std::min<int64_t>(group.lanes(), useful);
-  if (lanes <= 0) return;
-  std::atomic<bool> ok{true};
-  at::parallel_for(0, lanes, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t lane = begin; lane < end && ok; ++lane)
-      if (!run(static_cast<int>(lane), split(count, lanes, lane))) ok = false;
+  parallel_slices(lanes, 1, [&group, count, lanes, run](Slice mine) {
+    for (int64_t lane = mine.begin; lane < mine.end; ++lane)
+      TORCH_CHECK(run(static_cast<int>(lane), split(count, lanes, lane)), group.failure());
   });
-  check(ok, group);
+}
+
+// A copy made here would not be made again when a step recording runs.
+at::Tensor dense_of(const at::Tensor& data) {
+  if (data.is_contiguous()) return data;
+  if (StepRecording* recording = StepRecording::current())
+    recording->fail("a collective copies a strided tensor");
+  return data.contiguous();
 }
 
 char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
@@ -88,9 +94,9 @@ std::string join_shm_manager(int64_t handle, const std::string& name) {
 void shm_allreduce(int64_t handle, at::Tensor& data) {
   Group& group = joined_group(handle);
   const DType type = dtype_of(data, "data");
-  const at::Tensor dense = data.contiguous();
+  const at::Tensor dense = dense_of(data);
   const int64_t size = dense.element_size();
-  run_lanes(group, dense.numel(), size, [&](int lane, Slice slice) {
+  run_lanes(group, dense.numel(), size, [=, &group](int lane, Slice slice) {
     return collectives::all_reduce(group, lane, type, bytes_of(dense) + slice.begin * size,
                                    slice.end - slice.begin);
   });
@@ -99,14 +105,14 @@ void shm_allreduce(int64_t handle, at::Tensor& data) {
 
 void shm_all_gather(int64_t handle, const at::Tensor& data, at::Tensor& output) {
   Group& group = joined_group(handle);
-  const at::Tensor dense = data.contiguous();
+  const at::Tensor dense = dense_of(data);
   TORCH_CHECK_TYPE(output.scalar_type() == data.scalar_type(), "output has dtype ",
                    output.scalar_type(), " but data has ", data.scalar_type(), ".");
   TORCH_CHECK_VALUE(output.is_contiguous() && output.numel() == data.numel() * group.size(),
                     "output must be contiguous with ", group.size(), " times the ", data.numel(),
                     " elements of data, its shape is ", output.sizes(), ".");
   const auto total = static_cast<int64_t>(dense.nbytes());
-  run_lanes(group, total, 1, [&](int lane, Slice slice) {
+  run_lanes(group, total, 1, [=, &group](int lane, Slice slice) {
     return collectives::all_gather(group, lane, bytes_of(dense) + slice.begin,
                                    slice.end - slice.begin, bytes_of(output) + slice.begin, total);
   });
@@ -117,7 +123,7 @@ void shm_gather(int64_t handle, const at::Tensor& data, const std::optional<Tens
   Group& group = joined_group(handle);
   const bool receiving = dst == group.rank();
   const int to = receiving ? group.rank() : rank_of(group, dst, "dst");
-  const at::Tensor dense = data.contiguous();
+  const at::Tensor dense = dense_of(data);
   std::vector<char*> starts(static_cast<size_t>(group.size()));
   if (receiving) {
     TORCH_CHECK_VALUE(outputs && static_cast<int>(outputs->size()) == group.size(),
@@ -130,7 +136,7 @@ void shm_gather(int64_t handle, const at::Tensor& data, const std::optional<Tens
       starts[static_cast<size_t>(rank)] = bytes_of(output);
     }
   }
-  run_lanes(group, static_cast<int64_t>(dense.nbytes()), 1, [&](int lane, Slice slice) {
+  run_lanes(group, static_cast<int64_t>(dense.nbytes()), 1, [=, &group](int lane, Slice slice) {
     std::vector<char*> at(starts);
     if (receiving)
       for (char*& start : at) start += slice.begin;

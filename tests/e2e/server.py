@@ -34,6 +34,7 @@ class Server:
         self.model = model
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.environ: dict[str, str] = {}
         self._log = log
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         self._command = [VLLM, "serve", model, "--device", "cpu", *address, *arguments]
@@ -41,7 +42,11 @@ class Server:
     def __enter__(self) -> Server:
         with self._log.open("w") as out:
             self.process = subprocess.Popen(
-                self._command, stdout=out, stderr=out, env=environment(), start_new_session=True
+                self._command,
+                stdout=out,
+                stderr=out,
+                env=environment(**self.environ),
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._healthy():
@@ -76,11 +81,20 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum of a Prometheus metric over its labels."""
+        return sum(self.metrics(name).values())
+
+    def metrics(self, name: str, label: str = "") -> dict[str, float]:
+        """A Prometheus metric summed per value of ``label``."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
             text = reply.read().decode()
-        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M)
-        assert values, f"no metric {name}"
-        return sum(map(float, values))
+        samples = re.findall(rf"^{re.escape(name)}(?:{{([^}}]*)}})? (\S+)$", text, re.M)
+        assert samples, f"no metric {name}"
+        sums: dict[str, float] = {}
+        for labels, value in samples:
+            found = re.search(rf'\b{label}="([^"]*)"', labels) if label else None
+            key = found.group(1) if found else ""
+            sums[key] = sums.get(key, 0.0) + float(value)
+        return sums
 
     def group(self) -> list[int]:
         """Processes of the server's session that are alive."""

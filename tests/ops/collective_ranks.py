@@ -79,6 +79,29 @@ class Rank:
             expected = [torch.full((5,), rank).to(dtype) for rank in range(self.size)]
             assert torch.equal(output, torch.cat(expected))
 
+    def replayed_step(self) -> None:
+        """What a decode step does with it: recorded once, run again on other data."""
+        x = torch.zeros(9, 4096, dtype=torch.bfloat16)
+        recording = ops.StepRecording([])
+        with recording:
+            y = x * 2
+            torch.ops._C.shm_allreduce(self.handle, y)
+            recording.output = y + 1
+        assert recording.error == ""
+        for _ in range(3):
+            brought = self.brought(x.shape, torch.bfloat16)
+            x.copy_(brought[self.rank])
+            total = sum((b * 2).float() for b in brought).to(torch.bfloat16)
+            assert torch.equal(recording.replay([]), total + 1)
+
+    def replayed_copy_is_refused(self) -> None:
+        whole = torch.zeros(6, 10)
+        recording = ops.StepRecording([])
+        with recording:
+            torch.ops._C.shm_allreduce(self.handle, whole[:, 2:7])
+            recording.output = whole
+        assert "strided" in recording.error
+
     def tensor_lists(self) -> None:
         def content(rank: int) -> list[torch.Tensor]:
             return [
@@ -130,7 +153,14 @@ def cases() -> dict[str, tuple[str, tuple[str, ...]]]:
         for shape in SHAPES
         for dtype in DTYPES
     }
-    for method in ("all_reduce_strided", "any_type_is_gathered", "tensor_lists", "wrong_arguments"):
+    for method in (
+        "all_reduce_strided",
+        "any_type_is_gathered",
+        "replayed_step",
+        "replayed_copy_is_refused",
+        "tensor_lists",
+        "wrong_arguments",
+    ):
         result[method] = (method, ())
     return result
 

@@ -7,20 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cpu_backend.runtime.topology import (
-    ProcessLimits,
-    Topology,
-    format_cpu_list,
-    read_limits,
-    read_topology,
-)
+from cpu_backend.runtime.sysfs import format_cpu_list
+from cpu_backend.runtime.topology import ProcessLimits, Topology, read_limits, read_topology
 
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class FakeCpu:
-    """One logical CPU; ``core`` and ``llc`` are labels, unique machine-wide."""
+    """One logical CPU; ``core`` and ``llc`` are labels, unique machine-wide; books are s390x's."""
 
     id: int
     core: int
@@ -28,6 +23,7 @@ class FakeCpu:
     package: int = 0
     llc: int = 0
     khz: int = 0
+    book: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +125,9 @@ def _write_cpu(machine: FakeMachine, place: str, cpu: FakeCpu, cpus: Sequence[Fa
     machine.write(f"{place}/cache/index0/shared_cpu_list", siblings)
     llc = format_cpu_list(other.id for other in cpus if other.llc == cpu.llc)
     machine.write(f"{place}/cache/index3/shared_cpu_list", llc)
+    if cpu.book is not None:
+        machine.write(f"{place}/topology/book_id", str(cpu.book))
+        machine.write(f"{place}/topology/drawer_id", "0")
     if cpu.khz:
         machine.write(f"{place}/cpufreq/cpuinfo_max_freq", str(cpu.khz))
 

@@ -18,7 +18,7 @@ from fake_sysfs import (
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import threads
-from cpu_backend.runtime.threads import ThreadPlan, ThreadSettings, plan_threads
+from cpu_backend.runtime.plan import ThreadPlan, ThreadSettings, plan_threads
 
 
 def plans(
@@ -81,14 +81,12 @@ def test_auto_takes_one_sibling_of_one_node(xeon: FakeMachine) -> None:
     assert result.cpus == span(0, 14)
     assert (result.node, result.num_threads, result.node_ranks) == (0, 15, 1)
     assert result.process_cpus == span(0, 14) + span(120, 134)
-    assert "only 1 of 8 NUMA nodes" in result.reason
 
 
 def test_auto_gives_each_rank_its_node(xeon: FakeMachine) -> None:
     ranks = plans(xeon, 8)
     assert [p.cpus for p in ranks] == [span(15 * n, 15 * n + 14) for n in range(8)]
     assert [p.node for p in ranks] == list(range(8))
-    assert not any("NUMA nodes used" in p.reason for p in ranks)
 
 
 def test_auto_with_fewer_ranks_than_nodes_takes_the_first(xeon: FakeMachine) -> None:
@@ -243,7 +241,7 @@ def test_list_beyond_the_quota_warns_of_throttling(arm: FakeMachine) -> None:
         (bind("most"), 1, "'most' is neither.*'auto', 'all', 'nobind'"),
         (bind("9-4"), 1, "'9-4' is not an ascending range"),
         (bind("all"), 61, "61 ranks cannot share 60 allowed CPU"),
-        ({}, 61, "61 ranks cannot share 60 core of node 0"),
+        ({}, 61, "61 ranks cannot share 60 cores of NUMA node 0"),
         ({"VLLM_CPU_NUM_OF_RESERVED_CPU": "60"}, 1, "none of a rank's 60 .* at most 59"),
         ({"VLLM_CPU_NUM_OF_RESERVED_CPU": "-1"}, 1, "'-1' is not a number of cores"),
         ({"VLLM_CPU_NUM_OF_RESERVED_CPU": "two"}, 1, "'two' is not a number of cores"),

@@ -16,11 +16,9 @@ from fake_sysfs import (
     xeon_snc4,
 )
 
+from cpu_backend.runtime.cgroup import read_cgroup_memory
+from cpu_backend.runtime.sysfs import Memory, format_cpu_list, parse_cpu_list
 from cpu_backend.runtime.topology import (
-    Memory,
-    format_cpu_list,
-    parse_cpu_list,
-    read_cgroup_memory,
     read_limits,
     read_machine_memory,
     read_node_memory,

@@ -1,0 +1,75 @@
+"""kill -9 of every kind of process: the server ends in seconds, says why, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import openai
+import pytest
+from even_heads import write_even_heads
+from server import Server
+
+SECONDS = 30  # for a busy machine; alone it takes about five
+
+
+@pytest.fixture(scope="module")
+def even_model(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    target = tmp_path_factory.mktemp("even") / "model"
+    write_even_heads(Path(model_path), target)
+    return str(target)
+
+
+def process(server: Server, kind: str) -> int:
+    """The process of the server's session whose log prefix or role is ``kind``."""
+    if kind == "API server":
+        return server.process.pid
+    [pid] = {int(pid) for pid in re.findall(rf"\({kind} pid=(\d+)\)", server.log())}
+    return pid
+
+
+def named_shared_memory(pids: list[int]) -> list[str]:
+    """Shared memory of the processes that still has a name, so could outlive them."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    return [path for path in set(re.findall(r"/dev/shm/\S+", maps)) if Path(path).exists()]
+
+
+@pytest.mark.parametrize("kind", ["Worker_TP0", "Worker_TP1", "EngineCore", "API server"])
+@pytest.mark.parametrize("busy", [True, False], ids=["while generating", "idle"])
+def test_killed_process_ends_the_server_cleanly(
+    kind: str, busy: bool, even_model: str, tmp_path: Path
+) -> None:
+    arguments = ["-tp", "2", "--max-model-len", "2048"]
+    with Server(even_model, tmp_path / "log", *arguments) as server:
+        assert named_shared_memory(server.group()) == []
+        if busy:
+            threading.Thread(target=generate, args=(server,), daemon=True).start()
+            while server.metric("vllm:generation_tokens_total") < 5:
+                time.sleep(0.05)
+        start = time.monotonic()
+        os.kill(process(server, kind), signal.SIGKILL)
+        while server.group() and time.monotonic() - start < SECONDS:
+            time.sleep(0.1)
+        assert server.group() == [], server.log()[-4000:]
+    if kind.startswith("Worker"):
+        assert f"Worker proc VllmWorker-{kind[-1]} died unexpectedly" in server.log()
+    if kind == "EngineCore":
+        assert "EngineCore encountered an issue" in server.log() or "died" in server.log()
+
+
+def generate(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with contextlib.suppress(openai.OpenAIError):  # the server dies while it answers
+        for _ in client.completions.create(
+            model=server.model,
+            prompt="Tell me a story",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        ):
+            pass

@@ -1,0 +1,111 @@
+"""Tensor, pipeline and data parallel servers compute what one rank computes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import engine
+import openai
+import pytest
+from engine import NEW_TOKENS
+from even_heads import write_even_heads
+from server import Server
+
+# One thread per rank wherever the system puts it: for more ranks than this machine has cores.
+CROWDED = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def even_model(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demo model's function with a number of heads that two ranks can share."""
+    target = tmp_path_factory.mktemp("even") / "model"
+    write_even_heads(Path(model_path), target)
+    return str(target)
+
+
+def tokens(batches: list[list[list[int]]], environ: dict[str, str], **options: Any) -> Any:
+    """Greedy tokens per batch and request."""
+    job = {
+        "engine": {"dtype": "float32", "max_model_len": 2048, **options},
+        "batches": batches,
+        "sampling": {"max_tokens": NEW_TOKENS},
+    }
+    return [[result["tokens"] for result in batch] for batch in engine.run(job, **environ)]
+
+
+def test_two_tensor_parallel_ranks_give_the_tokens_of_one(
+    even_model: str, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    batches = [prompts, prompts[::-1]]  # the second pass from the prefix cache
+    first, again = tokens(batches, {}, model=even_model, tensor_parallel_size=2)
+    assert first == expected
+    assert again[::-1] == expected
+
+
+def test_two_pipeline_stages_give_the_tokens_of_one_rank(
+    model_path: str, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    [batched] = tokens([prompts], {}, model=model_path, pipeline_parallel_size=2)
+    assert batched == expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "sizes"), [("demo", (3, 1)), ("even", (2, 2))], ids=["tp 3", "tp 2 pp 2"]
+)
+def test_more_ranks_than_cores_give_the_same_tokens(
+    heads: str,
+    sizes: tuple[int, int],
+    model_path: str,
+    even_model: str,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+) -> None:
+    chosen = [i for i, ids in enumerate(prompts) if len(ids) <= 130]
+    [batched] = tokens(
+        [[prompts[i] for i in chosen]],
+        CROWDED,
+        model=model_path if heads == "demo" else even_model,
+        tensor_parallel_size=sizes[0],
+        pipeline_parallel_size=sizes[1],
+    )
+    assert batched == [expected[i] for i in chosen]
+
+
+def test_16_bit_sums_over_ranks_are_the_same_on_every_run(
+    even_model: str, prompts: list[list[int]]
+) -> None:
+    chosen = [ids for ids in prompts if len(ids) <= 130]
+    job = {
+        "engine": {"model": even_model, "dtype": "bfloat16", "max_model_len": 2048},
+        "batches": [chosen],
+        "sampling": {"max_tokens": NEW_TOKENS, "logprobs": 0},
+    }
+    job["engine"] |= {"tensor_parallel_size": 2}  # type: ignore[index]
+    assert engine.run(job) == engine.run(job)
+
+
+def test_two_replicas_answer_like_one_and_share_nothing(
+    model_path: str, prompts: list[list[int]], expected: list[list[int]], tmp_path: Path
+) -> None:
+    arguments = ["-dp", "2", "--dtype", "float32", "--max-model-len", "2048"]
+    with Server(model_path, tmp_path / "log", *arguments) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        for ids, answer in zip(prompts, expected, strict=True):
+            reply = client.completions.create(
+                model=model_path,
+                prompt=ids,
+                temperature=0,
+                max_tokens=NEW_TOKENS,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            assert reply.choices[0].token_ids == answer  # type: ignore[attr-defined]
+        busy = [
+            engine_id
+            for engine_id, count in server.metrics("vllm:request_success_total", "engine").items()
+            if count
+        ]
+        assert sorted(busy) == ["0", "1"]
+        cpus = re.findall(r"thread on CPUs (\S+),", server.log())
+        assert sorted(cpus) == ["0", "1"]

@@ -1,0 +1,58 @@
+"""One Ray cluster and one application for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cluster import MARK, OPTIONS, Endpoint, free_port
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """The demo model, made once in the user's cache."""
+    command = [sys.executable, "-m", "cpu_backend.demo_model"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def deploy(model_path: str) -> Iterator[Callable[..., Endpoint]]:
+    """``deploy(**settings)``: starts the application, or replaces it by one with new settings."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    os.environ |= {
+        MARK: uuid.uuid4().hex,
+        "CPU_BACKEND_NUMA": f"{first}|{second}",
+        "VLLM_CPU_KVCACHE_SPACE": "0.5",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    import ray
+    from ray import serve
+
+    from cpu_backend.ray_serve import build
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+
+    def run(**settings: Any) -> Endpoint:
+        fields = {"model": model_path, "options": OPTIONS, **settings}
+        serve.run(build(fields), name="default", route_prefix="/")
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", model_path)
+        endpoint.wait_for_replicas(2)
+        return endpoint
+
+    yield run
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def endpoint(deploy: Callable[..., Endpoint]) -> Endpoint:
+    """The application with default settings."""
+    return deploy()
