@@ -208,7 +208,6 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
             rounding = Rounding::by_magnitude(range_of(values).max_magnitude(), highest);
           }
           for (int i = 0; i < kBlock; i += kLanes) store_raw(codes + i, rounding(load(values + i)));
-          const int64_t size = round_up(n, QuantLayout::kStep);
           sum += store_codes(codes, size, quads, row.codes);
           row.codes += size * (quads ? 1 : 2);
         }
