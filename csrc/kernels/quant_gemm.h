@@ -172,7 +172,7 @@ void quant_tile(const QuantGemmArgs& args, int64_t row, const char* panel, float
   TileRows a;
   a.stride = quant_row_bytes(layout);
   a.codes = static_cast<const char*>(args.rows) + row * a.stride;
-  a.scales = reinterpret_cast<const float*>(a.codes + quant_code_bytes(layout));
+  a.scales = reinterpret_cast<const float*>(a.codes + row_codes_bytes(layout));
   a.sums = reinterpret_cast<const int32_t*>(a.scales + layout.segments());
   for (int i = 0; i < kRows * kPanelVecs; ++i) store(block + i * kLanes, Vec{});
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {

@@ -36,15 +36,15 @@ static inline bool uses_quads(const QuantLayout& layout) {
 }
 
 // Bytes of one channel of a row.
-static inline int64_t quant_code_bytes(const QuantLayout& layout) {
+static inline int64_t channel_bytes(const QuantLayout& layout) {
   if (layout.activations == Activations::kFloat) return 4;
   return uses_quads(layout) ? 1 : 2;
 }
-static inline int64_t quant_codes_bytes(const QuantLayout& layout) {
-  return layout.steps() * QuantLayout::kStep * quant_code_bytes(layout);
+static inline int64_t row_codes_bytes(const QuantLayout& layout) {
+  return layout.steps() * QuantLayout::kStep * channel_bytes(layout);
 }
 static inline int64_t quant_row_bytes(const QuantLayout& layout) {
-  return round_up(quant_codes_bytes(layout) + layout.segments() * 8, 64);
+  return round_up(row_codes_bytes(layout) + layout.segments() * 8, 64);
 }
 
 // A row under construction.
@@ -55,7 +55,7 @@ struct QuantRow {
 };
 static inline QuantRow quant_row(const QuantLayout& layout, void* rows, int64_t r) {
   char* at = static_cast<char*>(rows) + r * quant_row_bytes(layout);
-  float* scales = reinterpret_cast<float*>(at + quant_codes_bytes(layout));
+  float* scales = reinterpret_cast<float*>(at + row_codes_bytes(layout));
   return {at, scales, reinterpret_cast<int32_t*>(scales + layout.segments())};
 }
 
