@@ -44,7 +44,7 @@ def symmetric(
     largest = groups.abs().amax(-1)
     best = torch.full_like(largest, float("inf"))
     scales = largest
-    for shrink in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
+    for shrink in (1.0,) if bits == 8 else (1.0, 0.9, 0.8):  # clipping pays where steps are coarse
         scale = (largest * shrink / highest).to(dtype).float().clamp(min=1e-12)
         codes = (groups / scale[..., None]).round().clamp(-highest - 1, highest)
         error = (codes * scale[..., None] - groups).square().sum(-1)
@@ -69,8 +69,12 @@ def asymmetric(
 def stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Unsigned codes [rows, size] as int32 words of a stream of bits, lowest first."""
     rows, size = codes.shape
+    if 32 % bits == 0:
+        padded = torch.nn.functional.pad(codes, (0, -size % (32 // bits)))
+        parts = padded.reshape(rows, -1, 32 // bits).int()
+        return (parts << torch.arange(0, 32, bits, dtype=torch.int32)).sum(-1, dtype=torch.int32)
     bit = (codes.long()[:, :, None] >> torch.arange(bits)) & 1
-    padded = torch.nn.functional.pad(bit.view(rows, -1), (0, -size * bits % 32))
+    padded = torch.nn.functional.pad(bit.reshape(rows, -1), (0, -size * bits % 32))
     words = (padded.view(rows, -1, 32) << torch.arange(32)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
@@ -330,7 +334,7 @@ def mxfp4() -> Scheme:
         values = (grouped(layer.weight, 32) / torch.exp2(scales.float() - 127)[..., None]).flatten(
             1
         )
-        codes = (values.abs()[..., None] - numbers).abs().argmin(-1)
+        codes = torch.bucketize(values.abs(), (numbers[1:] + numbers[:-1]) / 2)
         codes = (codes + 8 * (values < 0)).to(torch.uint8)
         return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": scales}
 
