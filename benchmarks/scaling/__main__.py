@@ -24,10 +24,10 @@ INPUTS = Path(__file__).with_name("inputs.json")
 DOCS = Path(__file__).parents[2] / "docs"
 # Load is the share of what the engines could do if they never found a prefix: calm, and about what
 # they can do at most when any of them may get a request.
-LOADS = (0.9, 1.8)
+LOADS = (0.9, 2.5)
 # Requests per replica: many where there are few replicas, enough to fill caches where there are
 # many.  A decision among 1,000 takes the real code milliseconds.
-REQUESTS = {1: 1000, 10: 400, 100: 60, 1000: 16}
+REQUESTS = {1: 1000, 10: 400, 100: 100, 1000: 32}
 
 
 def main() -> None:

@@ -105,7 +105,8 @@ class Costs:
         """From probe.py's figures; ``family`` is the model whose linear layers were measured."""
         most = str(inputs["cores"])
         one, all_cores = inputs["kernels"]["1"], inputs["kernels"][most]
-        linear = all_cores["linear"][family]
+        # Of one thread: two would wait for each other wherever another program takes a core.
+        linear = one["linear"][family]
         barrier = max(
             0.0, all_cores["loop"]["shared_s"] - one["loop"]["shared_s"] / inputs["cores"]
         )
@@ -121,8 +122,8 @@ class Costs:
         overhead = max(0.0, step - barriers - loops)
         ranks = 1 / inputs["toy"]["tp 2"]["decode_tokens_per_s"] - overhead - loops
         return cls(
-            read_share=min(1.0, linear["read_bytes_per_s"] / all_cores["read_bytes_per_s"]),
-            flop_share=min(1.0, linear["flop_per_s"] / all_cores["flop_per_s"]),
+            read_share=min(1.0, linear["read_bytes_per_s"] / one["read_bytes_per_s"]),
+            flop_share=min(1.0, linear["flop_per_s"] / one["flop_per_s"]),
             decode_overhead=overhead,
             prompt_overhead=overhead,
             ranks_overhead=max(0.0, ranks - layers * SUMS_PER_LAYER * sums[small]),
