@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -36,6 +37,14 @@ NETWORK_TURN_S = 50e-6
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """With so many significant digits: 1234.5 is 1,230 and 0.01234 is 0.0123."""
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):,.{max(0, places)}f}"
 
 
 def replace_table(document: Path, name: str, content: str) -> None:
@@ -105,8 +114,8 @@ def validation_table(inputs: dict[str, Any]) -> str:
         (
             names.get(layout, f"one rank, {layout}"),
             what,
-            f"{predicted:,.3g}",
-            f"{measured:,.3g}",
+            figure(predicted),
+            figure(measured),
             f"{predicted / measured - 1:+.0%}",
         )
         for layout, what, predicted, measured in validation(inputs)
@@ -191,7 +200,9 @@ def grid(inputs: dict[str, Any], name: str, is_prompt: bool) -> str:
         cells = [ranks_cell(inputs, REFERENCE, name, cores, nodes, is_prompt) for nodes in NODES]
         for nodes in NODES[1:]:
             found = point(inputs, REFERENCE, name, cores, nodes, is_prompt, engines=nodes)
-            cells.append(f"{nodes * speed(found, is_prompt):,.3g} {found.bound}" if found else "")
+            cells.append(
+                f"{figure(nodes * speed(found, is_prompt))} {found.bound}" if found else ""
+            )
         rows.append([str(cores), *cells])
     return table(head, rows)
 
@@ -203,11 +214,11 @@ def ranks_cell(
     best = point(inputs, server, name, cores, nodes, is_prompt)
     if best is None:
         return ""
-    shown = f"{speed(best, is_prompt):,.3g} {best.bound}"
+    shown = f"{figure(speed(best, is_prompt))} {best.bound}"
     worst = point(inputs, server, name, cores, nodes, is_prompt, crowded=True)
     if nodes == 1 or worst is None:
         return shown
-    return f"{speed(worst, is_prompt):,.3g} to {shown}"
+    return f"{figure(speed(worst, is_prompt))} to {shown}"
 
 
 def servers_table(inputs: dict[str, Any]) -> str:
@@ -235,8 +246,8 @@ def machines_table(inputs: dict[str, Any]) -> str:
             seconds = over_network(inputs, name, machines)
             alone = point(inputs, REFERENCE, name, REFERENCE.cores, 1, False)
             assert alone is not None
-            cells.append(f"{machines / alone.seconds:,.3g}")
-            cells.append(f"{1 / seconds:,.3g}")
+            cells.append(figure(machines / alone.seconds))
+            cells.append(figure(1 / seconds))
         rows.append(cells)
     head = ["machines (one rank each)"]
     for name in ("Llama-3.2-1B", "Llama-3.1-8B"):
@@ -336,12 +347,12 @@ def replicas_table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['load']:.0%}",
                 f"{row['replicas']:,}",
                 row["policy"],
-                f"{row['tokens_per_s']:,.3g}",
+                figure(row["tokens_per_s"]),
                 f"{row['first_p50']:.2f} s",
                 f"{row['first_p99']:.2f} s",
                 f"{row['hit_rate']:.0%}",
                 f"{row['refused'] / row['arrived']:.0%}",
-                f"{row['decisions_per_s']:,.2g}",
+                figure(row["decisions_per_s"], 2),
             )
             for row in rows
         ],

@@ -182,6 +182,11 @@ def test_tables_are_put_between_their_marks(tmp_path: Path) -> None:
         report.replace_table(document, "three", "")
 
 
+def test_figures_have_three_digits() -> None:
+    found = [report.figure(value) for value in (1234.5, 12.345, 9.996, 0.01234, 0.0)]
+    assert found == ["1,230", "12.3", "10.00", "0.0123", "0"]
+
+
 def test_pictures_are_svg_with_a_line_per_name(inputs: dict[str, Any]) -> None:
     lines = {"a <b>": [(1.0, 1.0), (10.0, 100.0)], "c": [(1.0, 2.0), (10.0, 3.0)]}
     root = ET.fromstring(svg("t", "c", [Panel("p", "x", lines), Panel("q", "x", lines, False)]))
