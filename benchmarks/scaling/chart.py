@@ -74,10 +74,10 @@ def draw(panel: Panel, colour_of: dict[str, str], left: float, top: float) -> st
     parts = [text(left + LEFT, top + 16, panel.title, weight="bold")]
     for y in ticks(low, high, panel.is_log):
         parts.append(line([(left + LEFT, at_y(y)), (right, at_y(y))], "#dddddd", 1))
-        parts.append(text(left + LEFT - 6, at_y(y) + 4, f"{y:,g}", anchor="end", size=10))
+        parts.append(text(left + LEFT - 6, at_y(y) + 4, f"{y:,.10g}", anchor="end", size=10))
     xs = sorted({x for x, _ in points})
     for x in xs[:: -(-len(xs) // 9)]:
-        parts.append(text(at_x(x), bottom + 14, f"{x:,g}", anchor="middle", size=10))
+        parts.append(text(at_x(x), bottom + 14, f"{x:,.10g}", anchor="middle", size=10))
     middle = (left + LEFT + right) / 2
     parts.append(text(middle, bottom + 28, panel.x_title, anchor="middle", fill="#555555", size=11))
     for name, line_points in panel.lines.items():

@@ -281,9 +281,9 @@ def model_picture(inputs: dict[str, Any]) -> str:
                     for cores in CORES
                     if (found := point(inputs, REFERENCE, name, cores, nodes, is_prompt))
                 ]
-            what = "prompt of 1,024, tokens/s" if is_prompt else "decode, one request, tokens/s"
+            what = "prompt, tokens/s" if is_prompt else "decode, tokens/s"
             panels.append(Panel(f"{name}: {what}", "cores", lines))
-    caption = f"{REFERENCE.name}, bf16: predicted from figures of two other cores, not measured"
+    caption = f"{REFERENCE.name}, bf16, one request, prompts of 1,024: predicted, not measured"
     return svg("What more cores and NUMA nodes would give", caption, panels)
 
 
