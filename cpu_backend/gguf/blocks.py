@@ -15,8 +15,8 @@ The layouts are those of ggml (ggml-common.h); tests compare with the package ``
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,7 @@ from cpu_backend.gguf.reader import BlockType
 # Rounding scales to fp16 may move them by so much, relative Frobenius norm: an eighth of what
 # rounding the weights themselves to bf16 does.
 NARROW_BELOW = 2.0**-11
+CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Blocks:
         if not all(_fits_half(table) for table in tables):
             return self
         offsets = None if self.offsets is None else self.offsets.half()
-        return Blocks(self.codes, self.scales.half(), self.group, self.bits, self.middle, offsets)
+        return replace(self, scales=self.scales.half(), offsets=offsets)
 
 
 def _fits_half(table: torch.Tensor) -> bool:
@@ -69,20 +70,40 @@ def _fits_half(table: torch.Tensor) -> bool:
 
 def unpack(kind: BlockType, raw: torch.Tensor, order: str = "<") -> Blocks:
     """raw uint8 [rows, bytes] of a quantized type; ``order`` is the file's byte order."""
-    blocks = raw.unflatten(1, (-1, kind.nbytes))
-    return _UNPACK[kind.name](blocks, order)
+    columns = raw.shape[1] // kind.nbytes * kind.elements
+    codes = torch.empty(raw.shape[0], columns, dtype=torch.uint8)
+    parts = []
+    for rows in _chunks(raw.shape[0], columns):
+        part = _UNPACK[kind.name](raw[rows].unflatten(1, (-1, kind.nbytes)), order)
+        codes[rows] = part.codes
+        parts.append(part)
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    return replace(
+        parts[0],
+        codes=codes,
+        scales=torch.cat([part.scales for part in parts]),
+        offsets=torch.cat(offsets) if offsets else None,
+    )
 
 
-def plain(kind: BlockType, raw: torch.Tensor, order: str = "<") -> torch.Tensor:
-    """raw uint8 [rows, bytes] of F32, F16 or BF16 as a matrix of that type."""
-    return _typed(raw, _PLAIN[kind.name], order)
+def dequantize(
+    kind: BlockType, raw: torch.Tensor, order: str = "<", dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """raw uint8 [rows, bytes] of any type as a matrix of ``dtype``."""
+    if not kind.quantized:
+        return _typed(raw, _PLAIN[kind.name], order).to(dtype)
+    columns = raw.shape[1] // kind.nbytes * kind.elements
+    result = torch.empty(raw.shape[0], columns, dtype=dtype)
+    for rows in _chunks(raw.shape[0], columns):
+        result[rows] = unpack(kind, raw[rows], order).dequantized()
+    return result
 
 
-def dequantize(kind: BlockType, raw: torch.Tensor, order: str = "<") -> torch.Tensor:
-    """raw uint8 [rows, bytes] of any type as an fp32 matrix."""
-    if kind.quantized:
-        return unpack(kind, raw, order).dequantized()
-    return plain(kind, raw, order).float()
+def _chunks(rows: int, columns: int) -> Iterator[slice]:
+    """Rows to work on at a time, so that what is made in between stays small."""
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 def _typed(raw: torch.Tensor, dtype: torch.dtype, order: str) -> torch.Tensor:

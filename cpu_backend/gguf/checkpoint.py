@@ -18,8 +18,9 @@ import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.names import ARCHITECTURES, HEAD_NORMS, OUTER_TENSORS
-from cpu_backend.gguf.reader import GgufFile, TensorInfo
+from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
 
+TABLE, HEAD = OUTER_TENSORS["token_embd.weight"], OUTER_TENSORS["output.weight"]
 ROPE_FACTORS = "rope_freqs.weight"
 # Llama 3.1 and later stretch slow rotations; a GGUF file holds only the resulting factors.
 LLAMA3_ROPE = {
@@ -61,9 +62,15 @@ class Checkpoint:
         self.entries = self._entries()
         self.config |= {"rope_scaling": self._rope_scaling(), "torch_dtype": self._dtype()}
 
+    @property
     def tied(self) -> bool:
         """Whether the embedding table is the output layer too."""
-        return "lm_head.weight" not in self.entries
+        return HEAD not in self.entries
+
+    @property
+    def table(self) -> BlockType:
+        """The type of the embedding table."""
+        return self.entries[TABLE].info.kind
 
     # ---- config.json -------------------------------------------------------------------------
 
@@ -79,7 +86,8 @@ class Checkpoint:
             raise self.file.error(f"has {value} in the field '{self._name}.{key}'")
         return shortest_float(value)
 
-    def _token(self, role: str) -> int | None:
+    def token(self, role: str) -> int | None:
+        """The id of a special token: bos, eos, eot, padding."""
         token = self.file.metadata.get(f"tokenizer.ggml.{role}_token_id")
         if token is None:
             return None
@@ -109,9 +117,9 @@ class Checkpoint:
             "model_type": self._name,
             **dict(self.architecture.config),
             "attention_dropout": 0.0,
-            "bos_token_id": self._token("bos"),
-            "eos_token_id": self._token("eos"),
-            "pad_token_id": self._token("padding"),
+            "bos_token_id": self.token("bos"),
+            "eos_token_id": self.token("eos"),
+            "pad_token_id": self.token("padding"),
             "head_dim": head_dim,
             "hidden_act": "silu",
             "hidden_size": hidden_size,
@@ -232,11 +240,12 @@ class Checkpoint:
         # A quantized block lies within one row, so moving rows loses nothing.
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
-    def values(self, entry: Entry) -> torch.Tensor:
-        """A tensor as numbers: of its own type, fp32 if it is quantized."""
-        kind, shape = entry.info.kind, entry.info.shape
-        unpacked = blocks.dequantize if kind.quantized else blocks.plain
-        return unpacked(kind, self.raw(entry), self.file.order).view(shape)
+    def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor as numbers of ``dtype``."""
+        info = entry.info
+        return blocks.dequantize(info.kind, self.raw(entry), self.file.order, dtype).view(
+            info.shape
+        )
 
 
 def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -98,11 +98,13 @@ def is_gguf(path: Path) -> bool:
 class GgufFile:
     """Metadata and tensors of a file, read once; weights stay on the disk.
 
-    metadata: numbers, bool, str, list[str], or numpy arrays of numbers.
+    metadata: numbers, bool, str, list[str], or numpy arrays of numbers.  Without ``vocabulary``
+    lists of strings are left empty: hundreds of thousands that only the tokenizer needs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vocabulary: bool = True) -> None:
         self.path = path
+        self._vocabulary = vocabulary
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         try:
@@ -196,6 +198,11 @@ class GgufFile:
         except UnicodeDecodeError as error:
             raise self.error(f"has no valid UTF-8 in {what}") from error
 
+    def _skip_string(self, what: str) -> None:
+        length = self._scalar("Q", what)
+        self._require(length, what)
+        self._at += length
+
     def _value(self, kind: int, what: str) -> Any:
         if kind in SCALARS:
             return self._scalar(SCALARS[kind], what)
@@ -217,7 +224,11 @@ class GgufFile:
             self._require(8 * count, what)
             if count > MAX_STRINGS:
                 raise self.error(f"has {count} strings in {what}")
-            return [self._string(what) for _ in range(count)]
+            if self._vocabulary:
+                return [self._string(what) for _ in range(count)]
+            for _ in range(count):
+                self._skip_string(what)
+            return []
         raise self.error(f"has an array of the unknown type {kind} in {what}")
 
     def _tensor_info(self) -> tuple[str, BlockType, tuple[int, ...], int]:
