@@ -34,7 +34,9 @@ def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
     model = arguments.get("model")
     if not isinstance(model, (str, os.PathLike)) or not is_gguf(Path(model)):
         return arguments
-    changed = {"model": str(model_folder(Path(model), not arguments.get("tokenizer")))}
+    changed: dict[str, Any] = {
+        "model": str(model_folder(Path(model), not arguments.get("tokenizer")))
+    }
     if not arguments.get("served_model_name"):
         changed["served_model_name"] = [str(model)]
     if arguments.get("load_format", "auto") == "auto":

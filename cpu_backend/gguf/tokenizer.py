@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cpu_backend.errors import ConfigError
 from cpu_backend.gguf.reader import GgufFile
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ class GgufTokenizer:
                 tokenizer.add_tokens(
                     [AddedToken(text, special=special, normalized=False) for text in found]
                 )
-        except (ValueError, TypeError, OverflowError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:  # the library raises nothing more particular
             raise self.file.error(
                 f"has a tokenizer that cannot be built ({error})", TOKENIZER
             ) from error
@@ -144,7 +147,7 @@ class GgufTokenizer:
         )
         if split in (GPT2, DIGITS):
             byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            first = pre_tokenizers.Digits(individual_digits=True)
+            first: Any = pre_tokenizers.Digits(individual_digits=True)
         else:
             byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
             first = pre_tokenizers.Split(Regex(split), behavior="isolated")
@@ -172,8 +175,8 @@ class GgufTokenizer:
                 byte_fallback=True,
             )
         )
-        steps = [normalizers.Replace(" ", "▁")]
-        undo = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        steps: list[Any] = [normalizers.Replace(" ", "▁")]
+        undo: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         if prefix:
             steps.insert(0, normalizers.Prepend("▁"))
             undo.append(decoders.Strip(" ", 1, 0))
