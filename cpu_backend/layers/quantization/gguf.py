@@ -271,6 +271,7 @@ def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
         yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
 
 
+@functools.cache
 def register() -> None:
     """Make both the quantization and the load format known to the host."""
     register_quantization_config(METHOD)(CpuGgufConfig)
