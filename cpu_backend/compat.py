@@ -8,6 +8,7 @@
 |                                | host believe Triton works                 | driver instead    |
 | accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
 | accept_device_argument         | the host dropped --device in 2025         | it comes back     |
+| serve_gguf                     | the host dropped GGUF files in 2026       | it reads them     |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | end_with_parent                | a killed server leaves its engines behind | they watch it     |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
@@ -184,9 +185,16 @@ def _without_device(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: Any, *args: Any, device: str = "auto", **kwargs: Any) -> None:
         if str(device) not in DEVICES:
             raise ValueError(f"device={device!r} is not available here: choose 'cpu' or 'auto'.")
-        init(self, *args, **kwargs)
+        init(self, *args, **serve_gguf(kwargs))
 
     return wrapper
+
+
+def serve_gguf(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Engine arguments with a folder that the host can read in place of a GGUF file."""
+    from cpu_backend.gguf import folder
+
+    return folder.prefer_folder(arguments)
 
 
 # ---- platform and worker -------------------------------------------------------------------------

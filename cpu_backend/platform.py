@@ -82,9 +82,10 @@ class CpuBackendPlatform(CpuPlatform):
         if parser is not None:
             compat.add_device_argument(parser)
         else:
-            from cpu_backend.layers.quantization import at_load
+            from cpu_backend.layers.quantization import at_load, gguf
 
             at_load.register()
+            gguf.register()
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:

@@ -27,7 +27,6 @@ NEEDED_DISK_BYTES = 600_000_000
 # Packages for converting, and what to install for each.
 EXTRA = "'vllm-cpu-backend[demo]'"
 PACKAGES = {
-    "gguf": EXTRA,
     "tqdm": EXTRA,
     "safetensors": "safetensors",
     "tokenizers": "tokenizers",

@@ -12,9 +12,10 @@ def register_all() -> None:
 
     from cpu_backend import compat
     from cpu_backend.layers import activation, norm, quantization
-    from cpu_backend.layers.quantization import at_load
+    from cpu_backend.layers.quantization import at_load, gguf
 
     at_load.register()
+    gguf.register()
     compat.pack_linear_weights()
     compat.choose_top_tokens_without_sort()
     quantization.register_kernels()

@@ -186,7 +186,7 @@ checkpoint.write_checkpoint = stuck
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"arch": "gemma"}, "Llama-architecture"),
+        ({"arch": "gemma"}, "architecture 'gemma'"),
         ({"extra_tensor": "blk.0.surprise.weight"}, "blk.0.surprise.weight"),
     ],
 )
@@ -270,7 +270,7 @@ def test_write_failure_leaves_nothing(target, small_gguf, monkeypatch, capsys, n
 
 
 def test_missing_package_is_named(target, small_gguf, monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tqdm" else name)
     assert "pip install 'vllm-cpu-backend[demo]'" in fails_with(
         capsys, ["--dir", target, "--gguf", small_gguf]
     )

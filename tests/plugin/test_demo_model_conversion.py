@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from cpu_backend.demo_model import make_demo_model
-from cpu_backend.demo_model.checkpoint import undo_rope_permutation
+from cpu_backend.gguf.checkpoint import undo_rope_permutation
 
 
 @pytest.fixture
@@ -24,7 +24,8 @@ def test_undo_rope_permutation_restores_row_order(num_heads, head_dim):
     weight = np.arange(num_heads * head_dim * 7, dtype=np.float32).reshape(-1, 7)
     permuted = rope_permutation(weight, num_heads)
     assert head_dim == 2 or not np.array_equal(permuted, weight)
-    np.testing.assert_array_equal(undo_rope_permutation(permuted, num_heads), weight)
+    restored = undo_rope_permutation(torch.from_numpy(permuted), num_heads)
+    np.testing.assert_array_equal(restored.numpy(), weight)
 
 
 def test_conversion_restores_every_weight(model):

@@ -2,7 +2,7 @@
 
 TYPE is F32, BF16, F16, Q8_0 or Q4_1; norms stay in fp32, as llama.cpp wants them. Runs in the
 environment of llama.cpp, which has gguf and numpy and nothing else. The tensors' names and the
-order of the rows of query and key projections are those that `cpu_backend.demo_model` undoes.
+order of the rows of query and key projections are those that `cpu_backend.gguf` undoes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from cpu_backend.demo_model.checkpoint import LAYER_TENSORS, OUTER_TENSORS
+from cpu_backend.gguf.names import LAYER_TENSORS, OUTER_TENSORS
 
 GGUF_NAMES = {name: gguf_name for gguf_name, name in (LAYER_TENSORS | OUTER_TENSORS).items()}
 

@@ -1,0 +1,108 @@
+"""``vllm serve model.gguf``: the host is given a small model folder in place of the file.
+
+The folder lies in the user's cache and holds what the host reads of a checkpoint before its
+weights: config.json, whose quantization_config names the file, tokenizer and chat template.  It is
+made once per file (path, size and time of the last change) and never seen half-written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.gguf.checkpoint import Checkpoint
+from cpu_backend.gguf.reader import GgufFile, is_gguf
+from cpu_backend.gguf.tokenizer import GgufTokenizer
+
+METHOD = "cpu_gguf"  # of quantization, and the load format
+
+# Raise this when the files written from the same GGUF file change.
+FORMAT_VERSION = 1
+
+
+def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The host's engine arguments with the folder in place of a GGUF file, if ``model`` is one.
+
+    The model keeps its name: it is served under the path that the user gave.
+    """
+    model = arguments.get("model")
+    if not isinstance(model, (str, os.PathLike)) or not is_gguf(Path(model)):
+        return arguments
+    changed: dict[str, Any] = {
+        "model": str(model_folder(Path(model), not arguments.get("tokenizer")))
+    }
+    if not arguments.get("served_model_name"):
+        changed["served_model_name"] = [str(model)]
+    if arguments.get("load_format", "auto") == "auto":
+        changed["load_format"] = METHOD
+    return arguments | changed
+
+
+def model_folder(path: Path, with_tokenizer: bool = True) -> Path:
+    """The folder that stands for the GGUF file ``path``; made if it is not there.
+
+    Raises ConfigError where the file is no whole model of a supported architecture.
+    """
+    path = path.expanduser().absolute()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"The GGUF file '{path}' cannot be read ({error.strerror}): check its path."
+        ) from error
+    identity = (FORMAT_VERSION, str(path), status.st_size, status.st_mtime_ns, with_tokenizer)
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = cache / "cpu_backend" / "gguf" / f"{path.stem}-{digest}"
+    if not target.is_dir():
+        checkpoint = Checkpoint(GgufFile(path))
+        tokenizer = GgufTokenizer(checkpoint.file) if with_tokenizer else None
+        try:
+            _write(checkpoint, tokenizer, target)
+        except OSError as error:
+            raise ConfigError(
+                f"'{target.parent}' cannot be written ({error.strerror}): "
+                "set XDG_CACHE_HOME to a folder that can."
+            ) from error
+    return target
+
+
+def _write(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
+    try:
+        for name, content in _files(checkpoint, tokenizer).items():
+            (staged / name).write_text(json.dumps(content, indent=2) + "\n")
+        if tokenizer is not None:
+            tokenizer.tokenizer.save(str(staged / "tokenizer.json"))
+        staged.chmod(0o755)
+        try:
+            staged.rename(target)
+        except OSError:
+            if not target.is_dir():  # unless another process was faster
+                raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str, dict[str, Any]]:
+    config = dict(checkpoint.config)
+    ends = [config["eos_token_id"], checkpoint.token("eot")]
+    ends = sorted({token for token in ends if token is not None})
+    generation = {"_from_model_config": True, "bos_token_id": config["bos_token_id"]}
+    if ends:
+        generation["eos_token_id"] = ends
+    # A quantized output layer is packed as it is, beside the table that look-ups read.
+    config["tie_word_embeddings"] = checkpoint.tied and not checkpoint.table.quantized
+    config["quantization_config"] = {"quant_method": METHOD, "file": str(checkpoint.file.path)}
+    files = {"config.json": config, "generation_config.json": generation}
+    if tokenizer is not None:
+        settings = tokenizer.settings(config["max_position_embeddings"])
+        files |= {"tokenizer_config.json": settings, "special_tokens_map.json": tokenizer.named}
+    return files

@@ -1,0 +1,60 @@
+"""The supported architectures: what their tensors are called here and there.
+
+Without torch: the script that writes GGUF files for comparisons runs where there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# GGUF tensor name within a block -> name within a layer.
+LAYER_TENSORS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+ATTENTION_BIASES = {
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+}
+HEAD_NORMS = {
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+}
+OUTER_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What differs between the supported architectures."""
+
+    class_name: str
+    layer_tensors: dict[str, str]
+    interleaved: bool = False  # rows of query and key projections
+    config: tuple[tuple[str, Any], ...] = ()
+
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        "LlamaForCausalLM",
+        LAYER_TENSORS,
+        interleaved=True,
+        config=(("attention_bias", False), ("mlp_bias", False)),
+    ),
+    "qwen2": Architecture("Qwen2ForCausalLM", LAYER_TENSORS | ATTENTION_BIASES),
+    "qwen3": Architecture(
+        "Qwen3ForCausalLM", LAYER_TENSORS | HEAD_NORMS, config=(("attention_bias", False),)
+    ),
+}

@@ -1,0 +1,105 @@
+"""GGUF's block types: values as the package ``gguf`` has them, products as accurate as bf16."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from cpu_backend.gguf import blocks
+from cpu_backend.gguf.reader import BLOCK_TYPES, BlockType
+from cpu_backend.layers.quantization.gguf import pack_blocks
+from tests.ops.test_quant_linear import assert_as_good_as_bf16
+
+QUANTIZED = [kind for kind in BLOCK_TYPES.values() if kind.quantized]
+# Where a block has fp16 numbers; everything else in it is integers, valid whatever they are.
+HALVES = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q6_K": [208]}
+
+
+def random_blocks(kind: BlockType, rows: int, columns: int, scale: float = 0.01) -> torch.Tensor:
+    """Random bytes uint8 [rows, bytes] with scales about ``scale``."""
+    generator = np.random.default_rng(20)
+    if not kind.quantized:
+        values = torch.from_numpy(generator.standard_normal((rows, columns)))
+        dtype = {"F32": torch.float, "F16": torch.half, "BF16": torch.bfloat16}[kind.name]
+        return values.to(dtype).view(torch.uint8)
+    shape = (rows, columns // kind.elements, kind.nbytes)
+    raw = generator.integers(0, 256, shape, dtype=np.uint8)
+    for at in HALVES.get(kind.name, [0, 2]):
+        numbers = generator.standard_normal((*shape[:2], 1)) * scale
+        raw[..., at : at + 2] = numbers.astype(np.float16).view(np.uint8)
+    return torch.from_numpy(raw.reshape(rows, -1))
+
+
+def reference(kind: BlockType, raw: torch.Tensor) -> torch.Tensor:
+    typed = {"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8)
+    values = gguf.dequantize(raw.numpy().view(typed), gguf.GGMLQuantizationType[kind.name])
+    return torch.from_numpy(values.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES.values(), ids=lambda kind: kind.name)
+def test_values_are_those_of_the_package_gguf(
+    kind: BlockType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = {kind: number for number, kind in BLOCK_TYPES.items()}[kind]
+    assert gguf.GGMLQuantizationType(number).name == kind.name
+    assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (kind.elements, kind.nbytes)
+    raw = random_blocks(kind, 7, 512)
+    assert torch.equal(blocks.dequantize(kind, raw), reference(kind, raw))
+    monkeypatch.setattr(blocks, "CHUNK_ELEMENTS", 1024)  # two rows at a time
+    assert torch.equal(blocks.dequantize(kind, raw), reference(kind, raw))
+
+
+@pytest.mark.parametrize("kind", [k for k in QUANTIZED if k.name[1] in "48"], ids=lambda k: k.name)
+def test_the_other_byte_order(kind: BlockType) -> None:
+    """Files for big-endian machines have the bytes of fp16 numbers the other way around."""
+    raw = random_blocks(kind, 3, 512)
+    swapped = raw.clone().view(3, -1, kind.nbytes)
+    for at in HALVES.get(kind.name, [0, 2]):
+        swapped[..., at : at + 2] = swapped[..., at : at + 2].flip(-1)
+    found = blocks.dequantize(kind, swapped.view(3, -1), order=">")
+    assert torch.equal(found, reference(kind, raw))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 17, 256), (5, 33, 512), (50, 70, 1024)])
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_products_are_as_accurate_as_bf16(
+    kind: BlockType, m: int, n: int, k: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    raw = random_blocks(kind, n, k)
+    x, bias = (torch.randn(*s, generator=seeded).to(dtype) for s in ((m, k), (n,)))
+    out = pack_blocks(kind, raw)(x, None, bias)
+    assert out.dtype == dtype
+    assert_as_good_as_bf16(out, x, reference(kind, raw).double(), bias)
+
+
+@pytest.mark.parametrize("kind", [k for k in QUANTIZED if k.elements == 32], ids=lambda k: k.name)
+def test_a_row_that_is_no_multiple_of_a_k_block(kind: BlockType, seeded: torch.Generator) -> None:
+    raw = random_blocks(kind, 19, 96)
+    x = torch.randn(4, 96, generator=seeded)
+    assert_as_good_as_bf16(pack_blocks(kind, raw)(x), x, reference(kind, raw).double(), None)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_scales_are_narrowed_only_where_that_is_exact_enough(name: str) -> None:
+    [kind] = [kind for kind in QUANTIZED if kind.name == name]
+    usual = blocks.unpack(kind, random_blocks(kind, 16, 512)).narrowed()
+    assert usual.scales.dtype == torch.half
+    wide = blocks.unpack(kind, random_blocks(kind, 16, 512))
+    assert wide.scales.dtype == torch.float
+    assert torch.linalg.vector_norm(usual.scales.float() - wide.scales) <= (
+        2**-11 * torch.linalg.vector_norm(wide.scales)
+    )
+    # Beyond what fp16 holds.
+    large = random_blocks(kind, 16, 512, scale=2e4)
+    assert blocks.unpack(kind, large).narrowed().scales.dtype == torch.float
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_scales_that_are_not_finite_are_refused(kind: BlockType) -> None:
+    raw = random_blocks(kind, 4, 512)
+    at = HALVES.get(kind.name, [0, 2])[-1]
+    raw.view(4, -1, kind.nbytes)[2, 1, at : at + 2] = torch.tensor([0xFF, 0x7F], dtype=torch.uint8)
+    with pytest.raises(ValueError, match="scales of blocks that are not finite"):
+        pack_blocks(kind, raw)

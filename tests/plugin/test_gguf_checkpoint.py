@@ -1,0 +1,276 @@
+"""A GGUF file as a checkpoint: configuration, tokenizer, the folder, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_samples import (
+    FFN,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    SPECIAL,
+    checkpoint_weights,
+    gguf_weights,
+    write_gguf,
+)
+from transformers import AutoConfig, AutoTokenizer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.gguf import folder
+from cpu_backend.gguf.checkpoint import Checkpoint, llama3_factors
+from cpu_backend.gguf.reader import GgufFile
+from cpu_backend.gguf.tokenizer import GgufTokenizer
+
+Edit = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache/cpu_backend/gguf"
+
+
+def write(path: Path, edit: Edit = lambda fields, tensors: None, arch: str = "llama") -> Path:
+    """The small model of gguf_samples after ``edit(fields, tensors)``; None removes a field."""
+    write_gguf(path.with_suffix(".plain"))
+    plain = GgufFile(path.with_suffix(".plain"))
+    fields = {
+        key.replace("llama.", f"{arch}."): value
+        for key, value in plain.metadata.items()
+        if key != "general.architecture"
+    }
+    tensors = {name: weight for name, weight in gguf_weights()}
+    edit(fields, tensors)
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in fields.items():
+        if isinstance(value, np.ndarray):
+            writer.add_array(key, value.tolist())
+        elif value is not None:
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+            add |= {str: writer.add_string, list: writer.add_array}
+            add[type(value)](key, value)
+    for name, weight in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(weight, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def read(tmp_path: Path, edit: Edit = lambda fields, tensors: None, arch: str = "llama") -> Any:
+    return Checkpoint(GgufFile(write(tmp_path / "model.gguf", edit, arch)))
+
+
+def test_weights_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = read(tmp_path)
+    assert checkpoint.entries.keys() == checkpoint_weights().keys()
+    for name, weight in checkpoint_weights().items():
+        assert np.array_equal(checkpoint.values(checkpoint.entries[name]).numpy(), weight), name
+    assert checkpoint.tied
+    assert checkpoint.config["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_qwen_keeps_rows_in_order_and_has_its_own_tensors(tmp_path: Path, arch: str) -> None:
+    def edit(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        for layer in range(2):
+            if arch == "qwen2":
+                for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                    tensors[f"blk.{layer}.attn_{name}.bias"] = np.ones(heads * HEAD_DIM)
+            else:
+                tensors[f"blk.{layer}.attn_q_norm.weight"] = np.ones(HEAD_DIM)
+                tensors[f"blk.{layer}.attn_k_norm.weight"] = np.ones(HEAD_DIM)
+
+    checkpoint = read(tmp_path, edit, arch)
+    assert checkpoint.config["model_type"] == arch
+    layer = "model.layers.1.self_attn."
+    name = layer + ("k_proj.bias" if arch == "qwen2" else "k_norm.weight")
+    assert checkpoint.values(checkpoint.entries[name]).shape == checkpoint.entries[name].info.shape
+    stored = dict(gguf_weights())["blk.1.attn_k.weight"]
+    entry = checkpoint.entries[layer + "k_proj.weight"]
+    assert np.array_equal(checkpoint.values(entry).numpy(), stored)
+    with pytest.raises(ConfigError, match=r"has no tensor 'blk\.0\.attn_"):
+        read(tmp_path, arch=arch)
+
+
+def test_rope_of_llama3_is_found_again(tmp_path: Path) -> None:
+    expected = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    factors = llama3_factors(HEAD_DIM, 100000.0, expected).float().numpy()
+    config = AutoConfig.for_model("llama", rope_scaling=dict(expected), rope_theta=100000.0)
+    config.head_dim = HEAD_DIM
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 100000.0 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    torch.testing.assert_close(plain / torch.from_numpy(factors), frequencies)
+
+    def put(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors["rope_freqs.weight"] = factors
+
+    assert read(tmp_path, put).config["rope_scaling"] == expected
+
+    def put_other(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors["rope_freqs.weight"] = np.linspace(1, 9, HEAD_DIM // 2)
+
+    with pytest.raises(ConfigError, match="not those of Llama 3"):
+        read(tmp_path, put_other)
+
+
+def test_yarn_comes_from_the_metadata(tmp_path: Path) -> None:
+    def edit(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        fields["llama.rope.scaling.type"] = "yarn"
+        fields["llama.rope.scaling.factor"] = 4.0
+        fields["llama.rope.scaling.original_context_length"] = 32
+
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    assert read(tmp_path, edit).config["rope_scaling"] == scaling
+
+
+def _field(key: str, value: Any) -> Edit:
+    return lambda fields, tensors: fields.update({key: value})
+
+
+def _tensor(name: str, value: np.ndarray | None) -> Edit:
+    def edit(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        tensors.pop(name, None)
+        if value is not None:
+            tensors[name] = value
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (_field("llama.block_count", 0), "has 0 in the field 'llama.block_count'"),
+        (_field("llama.block_count", 2**31 - 1), "has no tensor 'blk.2.attn_norm.weight'"),
+        (_field("llama.attention.head_count", None), "no field 'llama.attention.head_count'"),
+        (_field("llama.attention.head_count", "8"), "head_count' of another type"),
+        (_field("llama.attention.layer_norm_rms_epsilon", float("nan")), "has nan in the field"),
+        (_field("llama.rope.dimension_count", 8), "only a part of each head"),
+        (_field("llama.expert_count", 8), "a mixture of experts, which is not supported"),
+        (_field("llama.rope.scaling.type", "longrope"), "positions by 'longrope'"),
+        (_field("split.count", 3), "one part of several: merge them"),
+        (_field("tokenizer.ggml.eos_token_id", 1 << 20), "has no token 1048576"),
+        (_tensor("blk.1.ffn_up.weight", None), "has no tensor 'blk.1.ffn_up.weight'"),
+        (_tensor("token_embd.weight", None), "has no tensor 'token_embd.weight'"),
+        (_tensor("surprise", np.zeros(4)), "the unknown tensor 'surprise'"),
+        (
+            _tensor("blk.1.ffn_up.weight", np.zeros((FFN, HIDDEN + 1))),
+            rf"'blk.1.ffn_up.weight' of shape \[{FFN}, {HIDDEN + 1}\] and \[{FFN}, {HIDDEN}\]",
+        ),
+    ],
+)
+def test_models_that_are_not_whole_are_refused(tmp_path: Path, edit: Edit, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read(tmp_path, edit)
+
+
+def test_other_architectures_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"architecture 'gemma3', .*: choose one of llama, qwen2"):
+        read(tmp_path, arch="gemma3")
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (_field("tokenizer.ggml.pre", "tekken"), "in the way 'tekken', .* --tokenizer"),
+        (_field("tokenizer.ggml.model", "bert"), "of the kind 'bert', .* --tokenizer"),
+        (_field("tokenizer.ggml.merges", ["h e", "x"]), "a merge that is not of two tokens"),
+        (_field("tokenizer.ggml.merges", ["none such"]), "cannot be built"),
+        (_field("tokenizer.ggml.tokens", ["a", "a"]), "a token twice"),
+        (_field("tokenizer.ggml.token_type", np.ones(3, int)), "3 of 'token_type'"),
+    ],
+)
+def test_tokenizers_that_cannot_be_are_refused(tmp_path: Path, edit: Edit, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        GgufTokenizer(GgufFile(write(tmp_path / "model.gguf", edit)))
+
+
+def test_sentencepiece_joins_best_scores_first(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    scored = {"▁": -9, "a": -9, "b": -9, "c": -9, "ab": -2, "bc": -1, "abc": -3, "▁a": -4}
+
+    def edit(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        for key in ("pre", "merges", "padding_token_id", "add_bos_token"):
+            fields.pop(f"tokenizer.ggml.{key}", None)
+        fields["tokenizer.ggml.model"] = "llama"
+        fields["tokenizer.ggml.tokens"] = [*pieces, *scored]
+        fields["tokenizer.ggml.scores"] = np.array([0.0] * len(pieces) + [*scored.values()])
+        types = [2, 3, 3] + [6] * 256 + [1] * len(scored)
+        fields["tokenizer.ggml.token_type"] = np.array(types)
+
+    made = GgufTokenizer(GgufFile(write(tmp_path / "model.gguf", edit))).tokenizer
+    assert made.encode("abc").tokens == ["<s>", "▁", "abc"]
+    assert made.encode("ab é", add_special_tokens=False).tokens == [
+        *("▁", "ab", "▁", "<0xC3>", "<0xA9>")
+    ]
+    assert made.decode(made.encode("ab é</s>").ids) == "ab é"
+
+
+def test_the_folder_is_what_the_host_reads(tmp_path: Path, cache: Path) -> None:
+    path = write(tmp_path / "my model.gguf")
+    made = folder.model_folder(path)
+    assert made.parent == cache
+    config = json.loads((made / "config.json").read_text())
+    assert config["quantization_config"] == {"quant_method": "cpu_gguf", "file": str(path)}
+    assert config["tie_word_embeddings"]  # an F32 table serves as output layer too
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    assert tokenizer.tokenize("the 12") == ["t", "he", "Ġ", "1", "2"]
+    assert tokenizer.convert_tokens_to_ids(SPECIAL) == [0, 1, 2]
+    assert tokenizer.chat_template == "{{ messages[0]['content'] }}"
+    assert {p.name for p in cache.iterdir()} == {made.name}
+
+
+def test_the_folder_is_made_once_per_file(tmp_path: Path, cache: Path) -> None:
+    path = write(tmp_path / "model.gguf")
+    made = folder.model_folder(path)
+    changed = (made / "config.json").stat().st_mtime_ns
+    assert folder.model_folder(path) == made
+    assert (made / "config.json").stat().st_mtime_ns == changed
+    os.utime(path, ns=(1, 1))
+    assert folder.model_folder(path) != made
+    refused = write(tmp_path / "odd.gguf", _field("tokenizer.ggml.pre", "tekken"))
+    with pytest.raises(ConfigError, match="tekken"):
+        folder.model_folder(refused)
+    without = folder.model_folder(refused, with_tokenizer=False)
+    assert {p.name for p in without.iterdir()} == {"config.json", "generation_config.json"}
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME to a folder that can"):
+        folder.model_folder(write(tmp_path / "model.gguf"))
+
+
+def test_engine_arguments_keep_the_users_name(tmp_path: Path, cache: Path) -> None:
+    path = str(write(tmp_path / "model.gguf"))
+    found = folder.prefer_folder({"model": path, "seed": 7})
+    assert Path(found["model"]).parent == cache
+    assert found["served_model_name"] == [path]
+    assert (found["load_format"], found["seed"]) == ("cpu_gguf", 7)
+    named = folder.prefer_folder({"model": path, "served_model_name": ["me"]})
+    assert named["served_model_name"] == ["me"]
+    for other in ({"model": str(tmp_path)}, {"model": "someone/some-model"}, {}):
+        assert folder.prefer_folder(other) is other
+    with pytest.raises(ConfigError, match=r"missing\.gguf' cannot be read"):
+        folder.prefer_folder({"model": str(tmp_path / "missing.gguf")})
