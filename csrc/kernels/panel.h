@@ -9,6 +9,8 @@
 //                        and it is the order in which VDPBF16PS and AMX want their operand.
 //                        An odd last row has no partner: the other half of its word is zero or
 //                        not read.
+//           fp8          rows in pairs likewise, in 16-bit words; numbers over kUnit<T>
+//           int8         element (k, c) at k * stride + c
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
@@ -16,6 +18,7 @@
 
 #include "core/gemm_plan.h"
 #include "isa/bf16_pairs.h"
+#include "isa/codes.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -27,6 +30,10 @@ template <class T>
 constexpr int kPairing = 1;
 template <>
 constexpr int kPairing<bf16_t> = 2;
+template <>
+constexpr int kPairing<fp8_t> = 2;
+template <>
+constexpr int kPairing<e5m2_t> = 2;
 
 // Where element (k, column) of a panel lies, in elements.
 template <class T>
@@ -48,7 +55,7 @@ struct Tile {
   }
 };
 
-// One step of k for fp32 and fp16, one pair of steps for bf16.
+// One step of k for rows of their own, one pair of steps for rows in pairs.
 template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step(Tile<kRows, kVecs, kPanels>& tile, const float* a,
                                   int64_t a_stride, int64_t k, const T* b, int panel) {
@@ -57,14 +64,14 @@ CPU_BACKEND_INLINE void tile_step(Tile<kRows, kVecs, kPanels>& tile, const float
   tile.multiply_add(a, a_stride, k, panel, w);
 }
 
-template <int kRows, int kVecs, int kPanels>
+template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const float* a,
-                                       int64_t a_stride, int64_t k, const bf16_t* b, int panel,
+                                       int64_t a_stride, int64_t k, const T* b, int panel,
                                        bool both) {
-  VecU words[kVecs];
+  decltype(load_pairs(b)) words[kVecs];
   Vec w[kVecs];
   for (int v = 0; v < kVecs; ++v) {
-    words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+    words[v] = load_pairs(b + v * 2 * kLanes);
     w[v] = first_of_pair(words[v]);
   }
   tile.multiply_add(a, a_stride, k, panel, w);
