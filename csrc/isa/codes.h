@@ -1,4 +1,5 @@
-// 8-bit storage: e4m3, e5m2 and int8, widened on load and rounded on store.
+// 8-bit storage: e4m3, e5m2 and int8, widened on load and rounded on store.  int8 is widened to
+// 16-bit integers, in pairs for dot_pairs() of isa/dot.h.
 //
 // Both fp8 formats are widened by fp16's own conversion: e5m2 is its upper byte, and e4m3 becomes
 // fp16 times 2^-8 with one shift, because its exponent, in fp16's wider field, is 8 too small.
@@ -45,9 +46,6 @@ CPU_BACKEND_INLINE Vec load_fp8(const T* p) {
 }
 CPU_BACKEND_INLINE Vec load(const fp8_t* p) { return load_fp8(p); }
 CPU_BACKEND_INLINE Vec load(const e5m2_t* p) { return load_fp8(p); }
-CPU_BACKEND_INLINE Vec load(const int8_t* p) {
-  return __builtin_convertvector(__builtin_convertvector(load_raw<VecB>(p), VecI), Vec);
-}
 
 // To nearest even, saturating at `largest`; NaN stays NaN.
 template <int kMantissa, int kBias>
@@ -86,6 +84,20 @@ CPU_BACKEND_INLINE Vec first_of_pair(BytePairs<T> pairs) {
 template <class T>
 CPU_BACKEND_INLINE Vec second_of_pair(BytePairs<T> pairs) {
   return widen_upper<T>(kFirstIsLow ? pairs.words : pairs.words << 8);
+}
+
+// A lane holds both of a pair, as 16-bit integers in memory order.
+CPU_BACKEND_INLINE VecI load_pairs(const int8_t* p) {
+  typedef int8_t Bytes __attribute__((vector_size(kVectorBytes / 2)));
+  const Bytes bytes = load_raw<Bytes>(p);
+#if defined(__AVX512BW__)  // GCC widens both halves apart and joins them again
+  return (VecI)_mm512_cvtepi8_epi16((__m256i)bytes);
+#elif defined(__AVX2__)
+  return (VecI)_mm256_cvtepi8_epi16((__m128i)bytes);
+#else
+  typedef int16_t Wide __attribute__((vector_size(kVectorBytes)));
+  return (VecI) __builtin_convertvector(bytes, Wide);
+#endif
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

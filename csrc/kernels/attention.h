@@ -10,7 +10,8 @@
 // Scores    scale * q.k, soft cap (c * tanh(s / c)), ALiBi (Press et al. 2022: slope * (j - i)),
 //           then the mask: causal, sliding window (`window` tokens, the row's own included).
 //           A sink adds exp(sink) to the denominator and nothing to the output.
-// Codes     fp8 and int8 are decoded in registers where they multiply.  A scale of all keys goes
+// Codes     fp8 is decoded in registers where it multiplies.  int8 meets queries and probabilities
+//           that were turned into 16-bit integers, per row and page.  A scale of all keys goes
 // into
 //           the query and one of all values into the output; a scale per token goes into the score
 //           and into the probability.
@@ -58,6 +59,20 @@ static inline int64_t attend_scratch_floats(int head_dim, int block_size) {
 // What a decoded number is worth; see isa/codes.h.
 CPU_BACKEND_INLINE float code_unit(KvType type) {
   return type == KvType::kFp8E4M3 ? kUnit<fp8_t> : 1.0f;
+}
+
+// Whether the left operand is turned into 16-bit integers, as kernels/panel.h has it.
+template <class Code>
+constexpr bool kIntegers = std::is_same_v<Code, int8_t>;
+
+// The left operand of multiply_panel() among the rows of the scratch.
+template <class Code>
+CPU_BACKEND_INLINE auto operand(const float* rows) {
+  if constexpr (kIntegers<Code>) {
+    return reinterpret_cast<const int16_t*>(rows) + kScaleHalves;
+  } else {
+    return rows;
+  }
 }
 
 // x[i] *= scales[i] for i < count, and on to the end of the last vector.
@@ -203,6 +218,7 @@ struct AttendScratch {
 template <class Code>
 void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t begin, int64_t end,
                       int64_t item_end, const AttendScratch& scratch) {
+  constexpr int64_t kStretch = kIntegers<Code> ? 2 : 1;  // 16-bit integers in the place of fp32
   const PagedKv& cache = args.cache;
   const int64_t head_dim = cache.head_dim;
   const int64_t block_size = cache.block_size;
@@ -218,20 +234,23 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     KvBlock<Code> next{};
     if (count == in_block && first + count < item_end)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
-    multiply_panel(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
-                   block.key + panel_offset<Code>(0, offset, block_size), block_size, head_dim,
-                   scratch.scores, block_size, false, next.key);
+    multiply_panel(item.row_count, round_up(count, kLanes), operand<Code>(scratch.query),
+                   kStretch * head_dim, block.key + panel_offset<Code>(0, offset, block_size),
+                   block_size, head_dim, scratch.scores, block_size, false, next.key);
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
           args.alibi_slopes ? args.alibi_slopes[item.kv_head * group + row % group] : 0.0f;
       float* scores = scratch.scores + r * block_size;
-      if (block.key_scales) scale_row(block.key_scales + offset, count, scores);
+      if constexpr (kIntegers<Code>) scale_row(block.key_scales + offset, count, scores);
       softmax_row(args, row_mask(args, item.request, row / group), slope, first, count, scores,
                   scratch.part.max[r], scratch.part.sum[r], scratch.part.out + r * head_dim);
-      if (block.value_scales) scale_row(block.value_scales + offset, count, scores);
+      if constexpr (kIntegers<Code>) {
+        scale_row(block.value_scales + offset, count, scores);
+        to_int16_row(scores, count);
+      }
     }
-    multiply_panel(item.row_count, head_dim, scratch.scores, block_size,
+    multiply_panel(item.row_count, head_dim, operand<Code>(scratch.scores), kStretch * block_size,
                    block.value + panel_offset<Code>(offset, 0, head_dim), head_dim, count,
                    scratch.part.out, head_dim, true, next.value);
     first += count;
@@ -253,6 +272,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
     for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       store_n(scratch.query + r * head_dim + i, load_n(q + i, n) * query_scale, n);
     });
+    if constexpr (kIntegers<Code>) to_int16_row(scratch.query + r * head_dim, head_dim);
   }
   // The first row sees furthest back, the last one furthest ahead.
   const int64_t last_row = item.row_begin + item.row_count - 1;

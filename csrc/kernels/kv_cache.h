@@ -8,16 +8,14 @@
 //   | ...                                 | ...                               |
 //   +-------------------------------------+-----------------------------------+
 //
-// Both are panels of kernels/panel.h (bf16 and fp8 rows in pairs), so Q*K^T runs with tokens in the
-// vector lanes and P*V with channels in them, and neither needs a horizontal sum or a transpose.
-// N and D are multiples of 16.  With int8 codes two rows of fp32 follow: the scales of the N keys,
-// then those of the N values.
+// Both are panels of kernels/panel.h (16- and 8-bit rows in pairs, except fp16), so Q*K^T runs with
+// tokens in the vector lanes and P*V with channels in them, and neither needs a horizontal sum or a
+// transpose. N and D are multiples of 16.  With int8 codes two rows of fp32 follow: the scales of
+// the N keys, then those of the N values.
 //
 // Codes     code = x / scale, to nearest even, saturating.  fp8: NaN stays NaN.  int8: where a
 //           number of the row is not finite its scale is NaN, and so is what attends to it.
 #pragma once
-
-#include <type_traits>
 
 #include "core/slice.h"
 #include "core/view.h"
@@ -43,18 +41,6 @@ struct KvBlock {
     }
   }
 };
-
-// max|x| / 127 of a row; NaN where a number is not finite.
-template <class T>
-CPU_BACKEND_INLINE float int8_scale(const T* x, int64_t size) {
-  Vec largest{}, not_finite{};
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    const Vec v = load_n(x + i, n);
-    largest = max(largest, abs(v));
-    not_finite = not_finite + v * 0.0f;
-  });
-  return max_lanes(largest) / 127.0f + sum_lanes(not_finite);
-}
 
 // put(i, x[i] / scale) as codes.
 template <class Code, class T, class Put>
@@ -85,8 +71,8 @@ CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& b
     float key_scale = cache.key_scale;
     float value_scale = cache.value_scale;
     if constexpr (std::is_same_v<Code, int8_t>) {
-      block.key_scales[offset] = key_scale = int8_scale(key, cache.head_dim);
-      block.value_scales[offset] = value_scale = int8_scale(value, cache.head_dim);
+      block.key_scales[offset] = key_scale = integer_scale(key, cache.head_dim, 127.0f);
+      block.value_scales[offset] = value_scale = integer_scale(value, cache.head_dim, 127.0f);
       if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
       if (value_scale == 0.0f) value_scale = 1.0f;
     }

@@ -82,7 +82,7 @@ const test::Probe kProbe = {
     [](const float* x, void* y, int64_t n) { convert<float, fp16_t>(x, y, n); },
     {widen_codes<fp8_t>, narrow_codes<fp8_t>, widen_code_pairs<fp8_t>},
     {widen_codes<e5m2_t>, narrow_codes<e5m2_t>, widen_code_pairs<e5m2_t>},
-    {widen_codes<int8_t>, narrow_codes<int8_t>, nullptr},
+    {nullptr, narrow_codes<int8_t>, nullptr},
     [](const float* x, float* lanes, int n) { store(lanes, load_partial(x, n)); },
     [](const float* lanes, float* y, int n) { store_partial(y, load(lanes), n); },
     [](int32_t first, uint64_t seed, float* y, int64_t size) {

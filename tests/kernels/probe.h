@@ -42,9 +42,9 @@ struct Probe {
 
   // The 8-bit formats, in full vectors only: n is a multiple of `lanes`.
   struct Codes {
-    void (*widen)(const void* x, float* y, int64_t n);
+    void (*widen)(const void* x, float* y, int64_t n);  // null for int8
     void (*narrow)(const float* x, void* y, int64_t n);
-    // Pairs in memory order, n of them; null where the format has no such load.
+    // Pairs in memory order, n of them; null for int8.
     void (*widen_pairs)(const void* x, float* first, float* second, int64_t n);
   };
   Codes e4m3, e5m2, int8;

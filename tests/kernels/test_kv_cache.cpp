@@ -133,7 +133,6 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
   for (int64_t t = 0; t < tokens; ++t)
     if (slots[static_cast<size_t>(t)] >= 0)
       token_of[static_cast<size_t>(slots[static_cast<size_t>(t)])] = t;
-  const DType order = kv == KvType::kInt8 ? DType::kFloat32 : DType::kBFloat16;  // alone, in pairs
   for (int64_t slot = 0; slot < kBlocks * n; ++slot) {
     const int64_t t = token_of[static_cast<size_t>(slot)];
     for (int64_t h = 0; h < kHeads; ++h) {
@@ -144,8 +143,8 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
         for (int64_t i = 0; t >= 0 && i < d; ++i) x.push_back(rows[side].get(t, h * (d + 3) + i));
         const float by = kv == KvType::kInt8 ? int8_scale_of(x) : scale[side];
         for (int64_t i = 0; i < d; ++i) {
-          const int64_t at = side == 0 ? panel_index(order, i, slot % n, n)
-                                       : n * d + panel_index(order, slot % n, i, d);
+          const int64_t at = side == 0 ? panel_index(DType::kBFloat16, i, slot % n, n)
+                                       : n * d + panel_index(DType::kBFloat16, slot % n, i, d);
           if (t >= 0 && std::isnan(by)) continue;  // any codes: the scale says it
           const uint32_t expected = t < 0 ? old[at] : code_of(kv, x[static_cast<size_t>(i)], by);
           if (!expect(got[at] == expected, "%s: slot %lld side %d channel %lld is %02x, not %02x",
