@@ -80,8 +80,8 @@ std::vector<Rounded> rounding_of(const Format& format) {
                     largest * 1.125f, largest * 2.0f, 3e38f, HUGE_VALF})
       all.push_back({flip * x, format.largest_code | sign});
     for (float x : {1e-45f, 1e-38f, 1e-20f}) all.push_back({flip * x, sign});
-    all.push_back({flip * bits_float(0x7fc00000u), 0x7fu | sign});
-    all.push_back({flip * bits_float(0x7fffffffu), 0x7fu | sign});
+    for (uint32_t nan : {0x7fc00000u, 0x7fffffffu})
+      all.push_back({bits_float(nan | sign << 24), 0x7fu | sign});
   }
   return all;
 }
