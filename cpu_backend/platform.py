@@ -15,6 +15,7 @@ from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
 from cpu_backend import compat, envs, ops
+from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, advise
@@ -109,6 +110,7 @@ class CpuBackendPlatform(CpuPlatform):
         """Called for every configuration the host builds; each step may run again."""
         ops.load()
         _set_block_size(vllm_config)
+        kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)
         _check_threads(vllm_config)
         envs.activations()
@@ -200,7 +202,9 @@ def _one_request_bytes(config: VllmConfig) -> int:
     if model.use_mla or model.is_hybrid or model.get_sliding_window() is not None:
         return 0
     parallel = config.parallel_config
-    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
+    per_token = model.get_num_kv_heads(parallel) * kv_dtypes.token_bytes(
+        config.cache_config.cache_dtype, model.dtype, 2 * model.get_head_size()
+    )
     return int(per_token * model.get_num_layers(parallel) * model.max_model_len)
 
 

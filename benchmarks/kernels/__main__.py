@@ -45,15 +45,13 @@ def main() -> None:
     from report import line, markdown
 
     from cpu_backend import info, ops
-    from cpu_backend.runtime import threads, topology
+    from cpu_backend.runtime.plan import Machine
 
     library = ops.load()
-    topo = topology.read_topology()
-    plan = threads.plan_threads(topo, topology.read_limits(topo), threads.ThreadSettings.from_env())
     if options.threads:
         ops.set_num_threads(options.threads)
     else:
-        ops.bind_threads(plan.cpus)
+        ops.bind_threads(Machine.read().plan(1)[0].cpus)
     host = {
         "cpu": info.cpu_model(),
         "isa": library.target,

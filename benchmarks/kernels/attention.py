@@ -8,27 +8,33 @@ import torch
 from measure import Work, copies_for
 from models import MODELS, Model
 
+from cpu_backend.attention import kv_dtypes
+from cpu_backend.attention.backend import halves
+
 CONTEXTS = (128, 512, 1024, 4096, 8192, 32768)
 PROMPTS = (1024, 2048, 4096, 8192)
 _BLOCK_SIZE = 128
 _CHECKED_ROWS = 4
+_CACHES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
 
 
 class _Cache:
     """The pages of one request in one layer, in random order, filled through the op."""
 
-    def __init__(self, model: Model, tokens: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: Model, tokens: int, dtype: torch.dtype, kv: str) -> None:
         shape = (tokens, model.kv_heads, model.head_dim)
         self.key, self.value = (torch.randn(shape).to(dtype) for _ in range(2))
         blocks = -(-tokens // _BLOCK_SIZE)
         self.block_table = torch.randperm(blocks).int().view(1, -1)
-        page = (blocks, model.kv_heads, 2 * _BLOCK_SIZE, model.head_dim)
-        pages = torch.zeros(page, dtype=dtype)
-        self.keys, self.values = pages[:, :, :_BLOCK_SIZE], pages[:, :, _BLOCK_SIZE:]
+        content = kv_dtypes.token_bytes(kv, dtype, 2 * model.head_dim)
+        pages = torch.zeros(blocks, model.kv_heads, _BLOCK_SIZE, content, dtype=torch.int8)
+        if kv not in kv_dtypes.QUANTIZED:
+            pages = pages.view(dtype)
+        self.keys, self.values = halves(pages, model.head_dim)
         at = torch.arange(tokens)
         slots = self.block_table[0].long()[at // _BLOCK_SIZE] * _BLOCK_SIZE + at % _BLOCK_SIZE
         torch.ops._C.cpu_attn_reshape_and_cache(
-            self.key, self.value, self.keys, self.values, slots, ""
+            self.key, self.value, self.keys, self.values, slots, "", 1.0, 1.0, kv
         )
 
 
@@ -43,11 +49,14 @@ def _reference(model: Model, query: torch.Tensor, cache: _Cache) -> torch.Tensor
     return torch.einsum("hij,jhd->ihd", weights, value)
 
 
-def _work(kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: int) -> Work:
+def _work(
+    kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: int, kv: str = "auto"
+) -> Work:
     model = MODELS[name]
-    row = 2 * model.kv_heads * model.head_dim * dtype.itemsize  # of keys and values
+    # Of keys and values of one token, and their scales.
+    row = model.kv_heads * kv_dtypes.token_bytes(kv, dtype, 2 * model.head_dim)
     copies = copies_for(tokens * row)
-    caches = [_Cache(model, tokens, dtype) for _ in range(copies)]
+    caches = [_Cache(model, tokens, dtype, kv) for _ in range(copies)]
     query = torch.randn(query_len, model.heads, model.head_dim).to(dtype)
     out = torch.empty_like(query)
     starts, lengths = torch.tensor([0, query_len]).int(), torch.tensor([tokens]).int()
@@ -59,7 +68,7 @@ def _work(kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: in
     def run(i: int) -> None:
         torch.ops._C.cpu_attention_with_kv_cache(
             query, caches[i].keys, caches[i].values, out, starts, lengths, model.head_dim**-0.5,
-            True, None, -1, caches[i].block_table, 0.0, plan, None, None,
+            True, None, -1, caches[i].block_table, 0.0, plan, None, None, 1.0, 1.0, kv,
         )  # fmt: skip
 
     run(0)
@@ -69,7 +78,7 @@ def _work(kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: in
     return Work(
         kernel,
         f"{name} {model.heads}/{model.kv_heads} heads of {model.head_dim}",
-        str(dtype).removeprefix("torch."),
+        str(dtype).removeprefix("torch.") + ("" if kv == "auto" else f", {kv} cache"),
         f"{tokens} tokens",
         run,
         copies,
@@ -80,11 +89,12 @@ def _work(kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: in
 
 
 def decode_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:
-    """One query token at the end of each context."""
+    """One query token at the end of each context, over each kind of cache."""
     for name in models:
         for dtype in dtypes:
             for tokens in sizes:
-                yield _work("decode attention", name, dtype, 1, tokens)
+                for kv in _CACHES:
+                    yield _work("decode attention", name, dtype, 1, tokens, kv)
 
 
 def prefill_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:

@@ -6,7 +6,7 @@ into the paged cache, then attends over it (``csrc/kernels/attention.h``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,8 +27,10 @@ from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     KVCacheLayout,
+    KVQuantMode,
 )
 
+from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 
 # The kernels take any multiple of 16; these are the sizes that the tests run.
@@ -41,7 +43,7 @@ class CpuBackendAttention(AttentionBackend):
 
     forward_includes_kv_cache_update: bool = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float32", "bfloat16", "float16"]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = [*kv_dtypes.PLAIN, *kv_dtypes.QUANTIZED]
 
     @staticmethod
     def get_name() -> str:
@@ -68,6 +70,15 @@ class CpuBackendAttention(AttentionBackend):
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
         """Pages ordered by head: [blocks, kv_heads, block_size, 2 * head_size]."""
         return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """Room for the scales of int8, which lie at the end of each head's page."""
+        if spec.kv_quant_mode != KVQuantMode.INT8_PER_TOKEN_HEAD:
+            return spec
+        channels = spec.head_size + spec.head_size_v
+        content = kv_dtypes.token_bytes("int8_per_token_head", spec.dtype, channels)
+        return replace(spec, state_content_bytes=content)
 
     @classmethod
     def supports_non_causal(cls) -> bool:
@@ -184,6 +195,15 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         return block_table, slot_mapping, torch.zeros(shape, dtype=self.dtype)
 
 
+def halves(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The key and the value half of every page, [blocks, kv_heads, block_size, head_size] each."""
+    blocks, heads, block_size, content = kv_cache.shape
+    pages = kv_cache.view(blocks, heads, block_size * content)
+    size = block_size * head_size
+    keys, values = pages[:, :, :size], pages[:, :, size : 2 * size]
+    return keys.unflatten(2, (block_size, head_size)), values.unflatten(2, (block_size, head_size))
+
+
 def _shared_window(config: VllmConfig, layer_names: list[str]) -> int:
     """The sliding window that all layers of the group share, else -1: then no page is skipped in
     the plan, and each layer masks by its own window."""
@@ -214,11 +234,7 @@ class CpuBackendAttentionImpl(AttentionImpl):
                 f"head size {head_size} is not supported by cpu_backend: "
                 "multiples of 16 up to 512 are."
             )
-        if kv_cache_dtype not in CpuBackendAttention.supported_kv_cache_dtypes:
-            raise ConfigError(
-                f"--kv-cache-dtype {kv_cache_dtype} is not supported by cpu_backend yet: "
-                "leave it at 'auto'."
-            )
+        kv_dtypes.check(kv_cache_dtype)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -227,6 +243,8 @@ class CpuBackendAttentionImpl(AttentionImpl):
         self.sliding_window = sliding_window or -1
         self.softcap = logits_soft_cap or 0.0
         self.attn_type = attn_type
+        # Encoders keep no cache: what they attend to is written and read within the step.
+        self.kv_cache_dtype = "auto" if attn_type in _ENCODER_TYPES else kv_cache_dtype
         self.shares_kv = kv_sharing_target_layer_name is not None
         self.sinks = sinks
         self._write = torch.ops._C.cpu_attn_reshape_and_cache.default
@@ -245,8 +263,8 @@ class CpuBackendAttentionImpl(AttentionImpl):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """query, output [tokens, heads, head_size]; key, value [tokens, kv_heads, head_size];
-        kv_cache [blocks, kv_heads, block_size, 2 * head_size].  Without metadata (profiling) the
-        output is returned as it is."""
+        kv_cache [blocks, kv_heads, block_size, 2 * head_size], with int8 codes 8 bytes more.
+        Without metadata (profiling) the output is returned as it is."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("cpu_backend does not quantize attention outputs.")
         step = attn_metadata
@@ -254,11 +272,10 @@ class CpuBackendAttentionImpl(AttentionImpl):
             return output
         if step.encoder_cache is not None:
             kv_cache = step.encoder_cache
-        blocks, heads, block_size, _ = kv_cache.shape
-        pages = kv_cache.view(blocks, heads, 2 * block_size, self.head_size)
-        keys, values = pages[:, :, :block_size], pages[:, :, block_size:]
+        keys, values = halves(kv_cache, self.head_size)
+        cache = (layer._k_scale_float, layer._v_scale_float, self.kv_cache_dtype)
         if key is not None and value is not None and not self.shares_kv:
-            self._write(key, value, keys, values, step.slot_mapping, "")
+            self._write(key, value, keys, values, step.slot_mapping, "", *cache)
         tokens = step.num_actual_tokens
         self._attend(
             query[:tokens],
@@ -276,5 +293,6 @@ class CpuBackendAttentionImpl(AttentionImpl):
             step.plan,
             self.sinks,
             step.dynamic_causal,
+            *cache,
         )
         return output

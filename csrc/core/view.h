@@ -68,6 +68,14 @@ struct RopeArgs {
   bool inverse;  // rotate back
 };
 
+// What the KV cache holds: elements of the activations' type, or codes of one byte.
+enum class KvType : int {
+  kActivations,  // key and value as they are
+  kFp8E4M3,      // value / scale, one scale for all keys and one for all values
+  kFp8E5M2,      // the same
+  kInt8,         // a scale per token and head, max|x| / 127, in the page itself
+};
+
 // Paged KV cache: block b, head h starts at base + b * block_stride + h * head_stride and holds a
 // key panel, then a value panel; see kernels/kv_cache.h for the interior.
 struct PagedKv {
@@ -76,6 +84,8 @@ struct PagedKv {
   int64_t head_stride;
   int block_size;
   int head_dim;
+  KvType type = KvType::kActivations;
+  float key_scale = 1.0f, value_scale = 1.0f;  // of fp8
 };
 
 struct WriteKvArgs {

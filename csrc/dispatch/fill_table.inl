@@ -31,6 +31,24 @@ CPU_BACKEND_INLINE auto with_type(DType dtype, F f) {
   return f(float{});
 }
 
+// f(T{}, Code{}) with the storage type of activations and that of the cache.
+template <class F>
+CPU_BACKEND_INLINE void with_types(DType dtype, KvType cache, F f) {
+  with_type(dtype, [&](auto t) {
+    switch (cache) {
+      case KvType::kFp8E4M3:
+        return f(t, fp8_t{});
+      case KvType::kFp8E5M2:
+        return f(t, e5m2_t{});
+      case KvType::kInt8:
+        return f(t, int8_t{});
+      case KvType::kActivations:
+        break;
+    }
+    return f(t, t);
+  });
+}
+
 const KernelTable kTable = {
     CPU_BACKEND_TARGET_NAME,
     kPanelWidth,
@@ -45,11 +63,14 @@ const KernelTable kTable = {
       with_type(type, [&](auto t) { rope<decltype(t)>(args, tokens); });
     },
     [](DType type, const WriteKvArgs& args, Slice tokens) {
-      with_type(type, [&](auto t) { write_kv<decltype(t)>(args, tokens); });
+      with_types(type, args.cache.type,
+                 [&](auto t, auto code) { write_kv<decltype(t), decltype(code)>(args, tokens); });
     },
     attend_scratch_floats,
     [](DType type, const AttendArgs& args, const AttendItem& item, float* scratch) {
-      with_type(type, [&](auto t) { attend<decltype(t)>(args, item, scratch); });
+      with_types(type, args.cache.type, [&](auto t, auto code) {
+        attend<decltype(t), decltype(code)>(args, item, scratch);
+      });
     },
     [](DType type, const AttendArgs& args, const MergeItem& item, float* scratch) {
       with_type(type, [&](auto t) { merge_partials<decltype(t)>(args, item, scratch); });

@@ -1,5 +1,4 @@
-// Integer dot products inside 32-bit lanes, and fp8: what the quantized kernels need beyond
-// isa/vec.h.
+// Integer dot products inside 32-bit lanes: what the quantized kernels need beyond isa/vec.h.
 //
 // pairs   a lane holds two signed 16-bit numbers; sums are exact modulo 2^32.
 // quads   a lane holds four 8-bit numbers, signed activations against unsigned codes.  Sums go
@@ -9,7 +8,7 @@
 // Bytes and halves are counted by value (shifts), so lanes mean the same in either byte order.
 #pragma once
 
-#include "isa/vec.h"
+#include "isa/codes.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -18,21 +17,6 @@ namespace CPU_BACKEND_NAMESPACE {
 
 typedef int16_t VecS __attribute__((vector_size(kVectorBytes)));
 
-// 2^-8 times each number: e4m3's exponent, moved into fp16's wider field, is 8 too small there, and
-// fp16's own conversion takes care of subnormals.  NaN comes out as 480 * 2^-8.
-constexpr float kFp8Unit = 256.0f;
-CPU_BACKEND_INLINE Vec load_fp8(const fp8_t* p) {
-  typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes / 4)));
-  typedef int16_t Signed __attribute__((vector_size(kVectorBytes / 2)));
-  const VecH high = __builtin_convertvector(load_raw<Bytes>(p), VecH) << 8;
-  return widen_fp16((VecH)((Signed)high >> 1) & (uint16_t)0xbf80);
-}
-
-// Nearest integer, ties to even, of |x| < 2^22.
-CPU_BACKEND_INLINE VecI round_to_int(Vec x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  return (VecI)(as_bits(x + kRound) - 0x4b400000u);
-}
 CPU_BACKEND_INLINE Vec from_int(VecI x) { return __builtin_convertvector(x, Vec); }
 
 // Computes x here and now.  GCC likes to collect integer additions of several steps at their end,

@@ -1,6 +1,6 @@
 // Storage formats of 16 and 8 bits and their exact scalar conversions: the definition that the
-// vector conversions of isa/vec.h are tested against.  Values are held as integers, so byte order
-// never matters outside a memcpy of the whole value.
+// vector conversions of isa/vec.h and isa/codes.h are tested against.  Values are held as integers,
+// so byte order never matters outside a memcpy of the whole value.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace cpu_backend {
 // Distinct types, so that an overload can never take one format for the other.
 enum class bf16_t : uint16_t {};
 enum class fp16_t : uint16_t {};
-enum class fp8_t : uint8_t {};  // e4m3fn: no infinity, and one magnitude is NaN
+enum class fp8_t : uint8_t {};   // e4m3fn: no infinity, and one magnitude is NaN
+enum class e5m2_t : uint8_t {};  // the upper byte of fp16
 
 static inline uint32_t float_bits(float x) {
   uint32_t u;
@@ -49,6 +50,10 @@ static inline float to_float(fp8_t b) {
   }
   return bits_float(sign | ((exponent + 120u) << 23) | (mantissa << 20));
 }
+static inline float to_float(e5m2_t b) {
+  return to_float(static_cast<fp16_t>(static_cast<uint32_t>(b) << 8));
+}
+static inline float to_float(int8_t code) { return static_cast<float>(code); }
 
 // Round to nearest even; NaN stays NaN (quiet).
 static inline bf16_t round_to_bf16(float x) {
@@ -79,6 +84,26 @@ static inline fp8_t round_to_fp8(float x) {
     return static_cast<fp8_t>(sign | (float_bits(bits_float(a) + 16384.0f) - 0x46800000u));
   }
   return static_cast<fp8_t>(sign | (((a + 0x7ffffu + ((a >> 20) & 1u)) >> 20) - (120u << 3)));
+}
+
+// Saturates at 57344, the largest finite e5m2 number, infinity included; NaN stays NaN.
+static inline e5m2_t round_to_e5m2(float x) {
+  const uint32_t u = float_bits(x);
+  const uint32_t sign = (u >> 24) & 0x80u;
+  const uint32_t a = u & 0x7fffffffu;
+  if (a > 0x7f800000u) return static_cast<e5m2_t>(sign | 0x7fu);
+  if (a >= 0x47600000u) return static_cast<e5m2_t>(sign | 0x7bu);
+  if (a < 0x38800000u) {  // below 2^-14: the addition rounds to multiples of 2^-16
+    return static_cast<e5m2_t>(sign | (float_bits(bits_float(a) + 128.0f) - 0x43000000u));
+  }
+  return static_cast<e5m2_t>(sign | (((a + 0xfffffu + ((a >> 21) & 1u)) >> 21) - (112u << 2)));
+}
+
+// To the nearest integer, ties to even, saturating at -127 and 127; NaN has no code.
+static inline int8_t round_to_int8(float x) {
+  const float most = x < 127.0f ? x : 127.0f;
+  const float held = most > -127.0f ? most : -127.0f;
+  return static_cast<int8_t>(float_bits(held + 12582912.0f) - 0x4b400000u);
 }
 
 template <class T>

@@ -124,6 +124,7 @@ CPU_BACKEND_INLINE void store_raw(T* p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
 
+CPU_BACKEND_INLINE VecU load_pairs(const bf16_t* p) { return load_raw<VecU>(p); }
 CPU_BACKEND_INLINE Vec load(const float* p) { return load_raw<Vec>(p); }
 CPU_BACKEND_INLINE Vec load(const bf16_t* p) { return widen_bf16(load_raw<VecH>(p)); }
 CPU_BACKEND_INLINE Vec load(const fp16_t* p) { return widen_fp16(load_raw<VecH>(p)); }

@@ -10,6 +10,11 @@
 // Scores    scale * q.k, soft cap (c * tanh(s / c)), ALiBi (Press et al. 2022: slope * (j - i)),
 //           then the mask: causal, sliding window (`window` tokens, the row's own included).
 //           A sink adds exp(sink) to the denominator and nothing to the output.
+// Codes     fp8 is decoded in registers where it multiplies.  int8 meets queries and probabilities
+//           that were turned into 16-bit integers, per row and page.  A scale of all keys goes
+// into
+//           the query and one of all values into the output; a scale per token goes into the score
+//           and into the probability.
 // Numerics  everything in fp32, one rounding on store.  A row that sees no token gives zeros.
 // Threads   none: one item at a time; scratch of attend_scratch_floats() per thread.
 #pragma once
@@ -49,6 +54,30 @@ static inline SoftmaxState partial_state(const AttendArgs& args, int64_t index) 
 
 static inline int64_t attend_scratch_floats(int head_dim, int block_size) {
   return kAttendRows * (3 * static_cast<int64_t>(head_dim) + block_size + 4);
+}
+
+// What a decoded number is worth; see isa/codes.h.
+CPU_BACKEND_INLINE float code_unit(KvType type) {
+  return type == KvType::kFp8E4M3 ? kUnit<fp8_t> : 1.0f;
+}
+
+// Whether the left operand is turned into 16-bit integers, as kernels/panel.h has it.
+template <class Code>
+constexpr bool kIntegers = std::is_same_v<Code, int8_t>;
+
+// The left operand of multiply_panel() among the rows of the scratch.
+template <class Code>
+CPU_BACKEND_INLINE auto operand(const float* rows) {
+  if constexpr (kIntegers<Code>) {
+    return reinterpret_cast<const int16_t*>(rows) + kScaleHalves;
+  } else {
+    return rows;
+  }
+}
+
+// x[i] *= scales[i] for i < count, and on to the end of the last vector.
+CPU_BACKEND_INLINE void scale_row(const float* scales, int64_t count, float* x) {
+  for (int64_t i = 0; i < count; i += kLanes) store(x + i, load(x + i) * load(scales + i));
 }
 
 // What a row may see: [begin, end) of the sequence; position is its own.
@@ -94,6 +123,7 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
                 int64_t rows, const SoftmaxState& state) {
   const int64_t group = args.num_heads / args.num_kv_heads;
   const int64_t head_dim = args.cache.head_dim;
+  const float value_scale = args.cache.value_scale * code_unit(args.cache.type);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = args.query_start[request] + (row_begin + r) / group;
     const int64_t head = kv_head * group + (row_begin + r) % group;
@@ -105,7 +135,7 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
       scale = exp_scalar(state.max[r] - max);
       sum = sum * scale + exp_scalar(sink - max);
     }
-    scale = sum > 0.0f ? scale / sum : 0.0f;
+    scale = sum > 0.0f ? scale / sum * value_scale : 0.0f;
     T* out =
         static_cast<T*>(args.out) + token * args.out_token_stride + head * args.out_head_stride;
     const float* o = state.out + r * head_dim;
@@ -166,7 +196,6 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   sum += sum_lanes(total);
 }
 
-template <class T>
 struct AttendScratch {
   float* query;
   float* scores;
@@ -186,9 +215,10 @@ struct AttendScratch {
 };
 
 // Tokens [begin, end) of one partition; the item goes on to `item_end`.
-template <class T>
+template <class Code>
 void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t begin, int64_t end,
-                      int64_t item_end, const AttendScratch<T>& scratch) {
+                      int64_t item_end, const AttendScratch& scratch) {
+  constexpr int64_t kStretch = kIntegers<Code> ? 2 : 1;  // 16-bit integers in the place of fp32
   const PagedKv& cache = args.cache;
   const int64_t head_dim = cache.head_dim;
   const int64_t block_size = cache.block_size;
@@ -198,35 +228,41 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     const int64_t offset = first % block_size;
     const int64_t in_block = block_size - offset;
     const int64_t count = end - first < in_block ? end - first : in_block;
-    const KvBlock<T> block(cache, blocks[first / block_size], item.kv_head);
+    const KvBlock<Code> block(cache, blocks[first / block_size], item.kv_head);
     // Keys are read across the page, too far apart for the hardware to fetch ahead, and pages lie
     // anywhere: so the next page is fetched while this one is computed.
-    KvBlock<T> next{};
+    KvBlock<Code> next{};
     if (count == in_block && first + count < item_end)
-      next = KvBlock<T>(cache, blocks[(first + count) / block_size], item.kv_head);
-    multiply_panel(item.row_count, round_up(count, kLanes), scratch.query, head_dim,
-                   block.key + panel_offset<T>(0, offset, block_size), block_size, head_dim,
-                   scratch.scores, block_size, false, next.key);
+      next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
+    multiply_panel(item.row_count, round_up(count, kLanes), operand<Code>(scratch.query),
+                   kStretch * head_dim, block.key + panel_offset<Code>(0, offset, block_size),
+                   block_size, head_dim, scratch.scores, block_size, false, next.key);
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
           args.alibi_slopes ? args.alibi_slopes[item.kv_head * group + row % group] : 0.0f;
-      softmax_row(args, row_mask(args, item.request, row / group), slope, first, count,
-                  scratch.scores + r * block_size, scratch.part.max[r], scratch.part.sum[r],
-                  scratch.part.out + r * head_dim);
+      float* scores = scratch.scores + r * block_size;
+      if constexpr (kIntegers<Code>) scale_row(block.key_scales + offset, count, scores);
+      softmax_row(args, row_mask(args, item.request, row / group), slope, first, count, scores,
+                  scratch.part.max[r], scratch.part.sum[r], scratch.part.out + r * head_dim);
+      if constexpr (kIntegers<Code>) {
+        scale_row(block.value_scales + offset, count, scores);
+        to_int16_row(scores, count);
+      }
     }
-    multiply_panel(item.row_count, head_dim, scratch.scores, block_size,
-                   block.value + panel_offset<T>(offset, 0, head_dim), head_dim, count,
+    multiply_panel(item.row_count, head_dim, operand<Code>(scratch.scores), kStretch * block_size,
+                   block.value + panel_offset<Code>(offset, 0, head_dim), head_dim, count,
                    scratch.part.out, head_dim, true, next.value);
     first += count;
   }
 }
 
-template <class T>
+template <class T, class Code>
 void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
   const int64_t head_dim = args.cache.head_dim;
   const int64_t group = args.num_heads / args.num_kv_heads;
-  const AttendScratch<T> scratch(scratch_base, head_dim, args.cache.block_size);
+  const AttendScratch scratch(scratch_base, head_dim, args.cache.block_size);
+  const float query_scale = args.scale * args.cache.key_scale * code_unit(args.cache.type);
 
   for (int32_t r = 0; r < item.row_count; ++r) {
     const int64_t row = item.row_begin + r;
@@ -234,8 +270,9 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
                  (args.query_start[item.request] + row / group) * args.query_token_stride +
                  (item.kv_head * group + row % group) * args.query_head_stride;
     for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store_n(scratch.query + r * head_dim + i, load_n(q + i, n) * args.scale, n);
+      store_n(scratch.query + r * head_dim + i, load_n(q + i, n) * query_scale, n);
     });
+    if constexpr (kIntegers<Code>) to_int16_row(scratch.query + r * head_dim, head_dim);
   }
   // The first row sees furthest back, the last one furthest ahead.
   const int64_t last_row = item.row_begin + item.row_count - 1;
@@ -256,10 +293,10 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
     const bool apart = item.partial >= 0;
     const SoftmaxState state =
         apart ? partial_state(args, item.partial + part - item.part_begin) : scratch.part;
-    AttendScratch<T> local = scratch;
+    AttendScratch local = scratch;
     local.part = state;
     state.reset(item.row_count, head_dim);
-    attend_partition<T>(args, item, begin, end, item_end, local);
+    attend_partition<Code>(args, item, begin, end, item_end, local);
     if (!apart) merge_states(scratch.total, state, item.row_count, head_dim);
   }
   if (item.partial < 0)
@@ -269,7 +306,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
 template <class T>
 void merge_partials(const AttendArgs& args, const MergeItem& item, float* scratch_base) {
   const int64_t head_dim = args.cache.head_dim;
-  const AttendScratch<T> scratch(scratch_base, head_dim, args.cache.block_size);
+  const AttendScratch scratch(scratch_base, head_dim, args.cache.block_size);
   scratch.total.reset(item.row_count, head_dim);
   for (int32_t part = 0; part < item.parts; ++part)
     merge_states(scratch.total, partial_state(args, item.partial + part), item.row_count, head_dim);

@@ -8,9 +8,13 @@
 //   | ...                                 | ...                               |
 //   +-------------------------------------+-----------------------------------+
 //
-// Both are panels of kernels/panel.h (bf16 rows in pairs), so Q*K^T runs with tokens in the vector
-// lanes and P*V with channels in them, and neither needs a horizontal sum or a transpose.
-// N and D are multiples of 16.
+// Both are panels of kernels/panel.h (16- and 8-bit rows in pairs, except fp16), so Q*K^T runs with
+// tokens in the vector lanes and P*V with channels in them, and neither needs a horizontal sum or a
+// transpose. N and D are multiples of 16.  With int8 codes two rows of fp32 follow: the scales of
+// the N keys, then those of the N values.
+//
+// Codes     code = x / scale, to nearest even, saturating.  fp8: NaN stays NaN.  int8: where a
+//           number of the row is not finite its scale is NaN, and so is what attends to it.
 #pragma once
 
 #include "core/slice.h"
@@ -19,35 +23,78 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-template <class T>
+template <class Code>
 struct KvBlock {
-  T* key = nullptr;
-  T* value = nullptr;
+  Code* key = nullptr;
+  Code* value = nullptr;
+  float* key_scales = nullptr;  // behind int8 codes only
+  float* value_scales = nullptr;
 
   KvBlock() = default;
   CPU_BACKEND_INLINE KvBlock(const PagedKv& cache, int64_t block, int64_t head)
-      : key(static_cast<T*>(cache.base) + block * cache.block_stride + head * cache.head_stride),
-        value(key + static_cast<int64_t>(cache.block_size) * cache.head_dim) {}
+      : key(static_cast<Code*>(cache.base) + block * cache.block_stride + head * cache.head_stride),
+        value(key + static_cast<int64_t>(cache.block_size) * cache.head_dim) {
+    if constexpr (std::is_same_v<Code, int8_t>) {
+      key_scales =
+          reinterpret_cast<float*>(value + static_cast<int64_t>(cache.block_size) * cache.head_dim);
+      value_scales = key_scales + cache.block_size;
+    }
+  }
 };
 
+// put(i, x[i] / scale) as codes.
+template <class Code, class T, class Put>
+CPU_BACKEND_INLINE void encode_row(const T* x, int64_t size, float scale, Put put) {
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    Code codes[kLanes];
+    store(codes, load_n(x + i, n) / scale);
+    for (int lane = 0; lane < n; ++lane) put(i + lane, codes[lane]);
+  });
+}
+
+// Key and value of one token and head.
+template <class T, class Code>
+CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& block,
+                                    int64_t offset, const T* key, const T* value) {
+  const auto put_key = [&](int64_t d, Code code) CPU_BACKEND_LAMBDA {
+    block.key[panel_offset<Code>(d, offset, cache.block_size)] = code;
+  };
+  const auto put_value = [&](int64_t d, Code code) CPU_BACKEND_LAMBDA {
+    block.value[panel_offset<Code>(offset, d, cache.head_dim)] = code;
+  };
+  if constexpr (std::is_same_v<T, Code>) {
+    for (int d = 0; d < cache.head_dim; ++d) {
+      put_key(d, key[d]);
+      put_value(d, value[d]);
+    }
+  } else {
+    float key_scale = cache.key_scale;
+    float value_scale = cache.value_scale;
+    if constexpr (std::is_same_v<Code, int8_t>) {
+      block.key_scales[offset] = key_scale = integer_scale(key, cache.head_dim, 127.0f);
+      block.value_scales[offset] = value_scale = integer_scale(value, cache.head_dim, 127.0f);
+      if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
+      if (value_scale == 0.0f) value_scale = 1.0f;
+    }
+    encode_row<Code>(key, cache.head_dim, key_scale, put_key);
+    encode_row<Code>(value, cache.head_dim, value_scale, put_value);
+  }
+}
+
 // Tokens [tokens.begin, tokens.end); a negative slot is skipped, nothing else is touched.
-template <class T>
+template <class T, class Code>
 void write_kv(const WriteKvArgs& args, Slice tokens) {
   const PagedKv& cache = args.cache;
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const int64_t slot = args.slots[t];
     if (slot < 0) continue;
-    const int64_t offset = slot % cache.block_size;
     for (int h = 0; h < args.num_kv_heads; ++h) {
-      const KvBlock<T> block(cache, slot / cache.block_size, h);
       const T* key =
           static_cast<const T*>(args.key) + t * args.key_token_stride + h * args.key_head_stride;
       const T* value = static_cast<const T*>(args.value) + t * args.value_token_stride +
                        h * args.value_head_stride;
-      for (int d = 0; d < cache.head_dim; ++d) {
-        block.key[panel_offset<T>(d, offset, cache.block_size)] = key[d];
-        block.value[panel_offset<T>(offset, d, cache.head_dim)] = value[d];
-      }
+      write_token(cache, KvBlock<Code>(cache, slot / cache.block_size, h), slot % cache.block_size,
+                  key, value);
     }
   }
 }

@@ -9,13 +9,21 @@
 //                        and it is the order in which VDPBF16PS and AMX want their operand.
 //                        An odd last row has no partner: the other half of its word is zero or
 //                        not read.
+//           fp8          rows in pairs likewise, in 16-bit words; numbers over kUnit<T>
+//           int8         rows in pairs likewise
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
+// Integers  int8 codes meet rows of 16-bit integers (to_int16_row), two multiply-adds in one
+//           instruction; their sum is exact up to a depth of kMaxIntegerDepth.
 #pragma once
+
+#include <type_traits>
 
 #include "core/gemm_plan.h"
 #include "isa/bf16_pairs.h"
+#include "isa/codes.h"
+#include "isa/dot.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -27,6 +35,12 @@ template <class T>
 constexpr int kPairing = 1;
 template <>
 constexpr int kPairing<bf16_t> = 2;
+template <>
+constexpr int kPairing<fp8_t> = 2;
+template <>
+constexpr int kPairing<e5m2_t> = 2;
+template <>
+constexpr int kPairing<int8_t> = 2;
 
 // Where element (k, column) of a panel lies, in elements.
 template <class T>
@@ -48,7 +62,7 @@ struct Tile {
   }
 };
 
-// One step of k for fp32 and fp16, one pair of steps for bf16.
+// One step of k for rows of their own, one pair of steps for rows in pairs.
 template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step(Tile<kRows, kVecs, kPanels>& tile, const float* a,
                                   int64_t a_stride, int64_t k, const T* b, int panel) {
@@ -57,14 +71,14 @@ CPU_BACKEND_INLINE void tile_step(Tile<kRows, kVecs, kPanels>& tile, const float
   tile.multiply_add(a, a_stride, k, panel, w);
 }
 
-template <int kRows, int kVecs, int kPanels>
+template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const float* a,
-                                       int64_t a_stride, int64_t k, const bf16_t* b, int panel,
+                                       int64_t a_stride, int64_t k, const T* b, int panel,
                                        bool both) {
-  VecU words[kVecs];
+  decltype(load_pairs(b)) words[kVecs];
   Vec w[kVecs];
   for (int v = 0; v < kVecs; ++v) {
-    words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+    words[v] = load_pairs(b + v * 2 * kLanes);
     w[v] = first_of_pair(words[v]);
   }
   tile.multiply_add(a, a_stride, k, panel, w);
@@ -129,6 +143,63 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
   }
 }
 
+// Rows of 16-bit integers: fp32 scale, then the numbers over it.
+constexpr int64_t kMaxIntegerDepth = 512;  // 512 * 32767 * 127 < 2^31
+constexpr int64_t kScaleHalves = 2;
+
+// max|x| / limit; NaN where a number is not finite.
+template <class T>
+CPU_BACKEND_INLINE float integer_scale(const T* x, int64_t size, float limit) {
+  Vec largest{}, not_finite{};
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    const Vec v = load_n(x + i, n);
+    largest = max(largest, abs(v));
+    not_finite = not_finite + v * 0.0f;
+  });
+  return max_lanes(largest) / limit + sum_lanes(not_finite);
+}
+
+// Turns a row into such integers where it lies, with zeros up to the end of the last vector; what
+// is below 2^-126 counts as zero.
+CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size) {
+  typedef int16_t Half __attribute__((vector_size(kVectorBytes / 2)));
+  const float scale = integer_scale(x, size, 32767.0f);
+  const float inverse = scale >= 0x1p-126f ? 1.0f / scale : 0.0f;
+  int16_t* row = reinterpret_cast<int16_t*>(x) + kScaleHalves;
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    store_raw(row + i, __builtin_convertvector(round_to_int(load_n(x + i, n) * inverse), Half));
+  });
+  store_raw(x, scale);
+}
+
+// The tile of multiply_tile() in integers; a row's scale lies before it.
+template <bool kFetch, int kRows, int kVecs>
+CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, const int8_t* b,
+                                          int64_t b_stride, int64_t depth, float* c,
+                                          int64_t c_stride, bool accumulate, Ahead ahead) {
+  VecI acc[kRows][kVecs] = {};
+  for (int64_t k = 0; k < depth; k += 2, b += 2 * b_stride) {
+    if constexpr (kFetch) {
+      __builtin_prefetch(ahead.at, 0, 2);
+      ahead.at += ahead.step;
+    }
+    VecI w[kVecs];
+    for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const VecI x = broadcast(load_raw<int32_t>(a + r * a_stride + k));
+      for (int v = 0; v < kVecs; ++v) acc[r][v] = dot_pairs(acc[r][v], x, w[v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const float scale = load_raw<float>(a + r * a_stride - kScaleHalves);
+    for (int v = 0; v < kVecs; ++v) {
+      float* at = c + r * c_stride + v * kLanes;
+      const Vec product = from_int(acc[r][v]) * scale;
+      store(at, accumulate ? load(at) + product : product);
+    }
+  }
+}
+
 // c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
 // bf16 where the target multiplies pairs.
 template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
@@ -136,19 +207,24 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
                                         int64_t b_panel_stride, int64_t depth, float* c,
                                         int64_t c_stride, int64_t c_panel_stride, bool accumulate,
                                         Ahead ahead) {
-  for (int64_t k = 0; k < depth; k += kChainLength) {
-    Tile<kRows, kVecs, kPanels> tile{};
-    const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
-    tile_steps<kFetch>(tile, a + k, a_stride, steps, b + k * b_stride, b_stride, b_panel_stride,
-                       ahead);
-    const bool add = accumulate || k > 0;
-    for (int p = 0; p < kPanels; ++p)
-      for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kVecs; ++v) {
-          float* at = c + p * c_panel_stride + r * c_stride + v * kLanes;
-          store(at, add ? load(at) + tile.acc[p][r][v] : tile.acc[p][r][v]);
-        }
-  }
+  if constexpr (std::is_same_v<T, int8_t>) {
+    multiply_integers<kFetch, kRows, kVecs>(a, a_stride, b, b_stride, depth, c, c_stride,
+                                            accumulate, ahead);
+    return;
+  } else
+    for (int64_t k = 0; k < depth; k += kChainLength) {
+      Tile<kRows, kVecs, kPanels> tile{};
+      const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
+      tile_steps<kFetch>(tile, a + k, a_stride, steps, b + k * b_stride, b_stride, b_panel_stride,
+                         ahead);
+      const bool add = accumulate || k > 0;
+      for (int p = 0; p < kPanels; ++p)
+        for (int r = 0; r < kRows; ++r)
+          for (int v = 0; v < kVecs; ++v) {
+            float* at = c + p * c_panel_stride + r * c_stride + v * kLanes;
+            store(at, add ? load(at) + tile.acc[p][r][v] : tile.acc[p][r][v]);
+          }
+    }
 }
 
 // Any number of rows up to kMaxRows, as a compile-time constant.

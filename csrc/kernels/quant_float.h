@@ -26,18 +26,14 @@ constexpr int64_t float_scratch_floats() {
   return kFloatRows * kPanelWidth + kFloatSegment * kPanelWidth;
 }
 
-// One vector of codes: already decoded, or not.
-CPU_BACKEND_INLINE Vec load_code(const float* p) { return load(p); }
-CPU_BACKEND_INLINE Vec load_code(const fp8_t* p) { return load_fp8(p); }
-
-// block[kRows][kPanelWidth] += scale * product of `channels` channels.
+// block[kRows][kPanelWidth] += scale * product of `channels` channels, already decoded or not.
 template <class Code, int kRows>
 void float_tile(const float* a, int64_t a_stride, const Code* codes, int64_t channels,
                 const Vec (&scale)[kPanelVecs], float* block) {
   Vec sum[kRows][kPanelVecs] = {};
   for (int64_t k = 0; k < channels; ++k, codes += kPanelWidth) {
     Vec code[kPanelVecs];
-    for (int v = 0; v < kPanelVecs; ++v) code[v] = load_code(codes + v * kLanes);
+    for (int v = 0; v < kPanelVecs; ++v) code[v] = load(codes + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
       const Vec x = broadcast(a[r * a_stride + k]);
       for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = x * code[v] + sum[r][v];
@@ -77,14 +73,14 @@ static inline void float_block(const QuantGemmArgs& args, int64_t row, int64_t r
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
     Vec scale[kPanelVecs];
     for (int v = 0; v < kPanelVecs; ++v)
-      scale[v] = load_scale(layout.scale_type, panel, v) * kFp8Unit;
+      scale[v] = load_scale(layout.scale_type, panel, v) * kUnit<fp8_t>;
     const fp8_t* codes = reinterpret_cast<const fp8_t*>(panel + group_head_bytes(layout));
     const int64_t padded = round_up(channels, QuantLayout::kStep);
     for (int64_t done = 0; done < padded; done += kFloatSegment) {
       const int64_t now = padded - done < kFloatSegment ? padded - done : kFloatSegment;
       if (decode) {
         for (int64_t i = 0; i < now * kPanelVecs; ++i)
-          store(decoded + i * kLanes, load_code(codes + i * kLanes));
+          store(decoded + i * kLanes, load(codes + i * kLanes));
       }
       for (int64_t r = 0; r < rows; r += kMaxRows) {
         const int64_t count = rows - r < kMaxRows ? rows - r : kMaxRows;

@@ -3,6 +3,7 @@
 // The scheduler metadata is this project's attention plan (core/attention_plan.h), serialized:
 // int32 [magic, items, merges, partials], then the items, then the merges, then room for the
 // partials themselves, which every layer of the step uses in turn.
+#include <cmath>
 #include <cstring>
 
 #include "core/attention_plan.h"
@@ -33,15 +34,39 @@ Plan plan_of(const at::Tensor& metadata) {
 
 int64_t partial_floats(int64_t head_dim) { return kAttendRows * (head_dim + 2); }
 
-void check_plain_cache(const std::string& kv_cache_dtype) {
+KvType kv_type(const std::string& kv_cache_dtype) {
+  if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") return KvType::kFp8E4M3;
+  if (kv_cache_dtype == "fp8_e5m2") return KvType::kFp8E5M2;
+  if (kv_cache_dtype == "int8_per_token_head") return KvType::kInt8;
   TORCH_CHECK_NOT_IMPLEMENTED(kv_cache_dtype == "auto" || kv_cache_dtype == "float32" ||
                                   kv_cache_dtype == "bfloat16" || kv_cache_dtype == "float16",
                               "--kv-cache-dtype ", kv_cache_dtype,
-                              " is not supported by this version; leave it at 'auto'.");
+                              " is not supported: choose auto, fp8, fp8_e4m3, fp8_e5m2 or "
+                              "int8_per_token_head.");
+  return KvType::kActivations;
+}
+
+float checked_scale(double scale, const char* name) {
+  TORCH_CHECK_VALUE(scale > 0.0 && std::isfinite(static_cast<float>(scale)), name, " is ", scale,
+                    "; the scale of an fp8 cache must be a positive number.");
+  return static_cast<float>(scale);
+}
+
+// Codes come as bytes of any of torch's types; other caches have the activations' type.
+void check_cache_dtype(const at::Tensor& cache, KvType type, const at::Tensor& activations,
+                       const char* name) {
+  if (type == KvType::kActivations) {
+    check_same_dtype(cache, "key_cache", activations, name);
+  } else {
+    TORCH_CHECK_TYPE(cache.itemsize() == 1, "key_cache has dtype ", cache.scalar_type(),
+                     "; quantized caches have one byte per element.");
+  }
 }
 
 // key_cache and value_cache are the two halves of each page: [blocks, heads, block_size, head_dim].
-PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache) {
+// With int8 codes the scales of a page follow its value half, outside both.
+PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache,
+                   const std::string& kv_cache_dtype, double key_scale, double value_scale) {
   TORCH_CHECK_VALUE(key_cache.dim() == 4 && key_cache.sizes() == value_cache.sizes() &&
                         key_cache.strides() == value_cache.strides(),
                     "key and value cache must be two equal halves of [blocks, kv_heads, "
@@ -59,8 +84,26 @@ PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache) {
           (key_cache.numel() == 0 ||
            value - key == block_size * head_dim * static_cast<int64_t>(key_cache.itemsize())),
       "the value half of a cache page must follow its key half.");
-  return {key_cache.data_ptr(), key_cache.stride(0), key_cache.stride(1),
-          static_cast<int>(block_size), static_cast<int>(head_dim)};
+  PagedKv cache{key_cache.data_ptr(), key_cache.stride(0), key_cache.stride(1),
+                static_cast<int>(block_size), static_cast<int>(head_dim)};
+  cache.type = kv_type(kv_cache_dtype);
+  if (cache.type == KvType::kInt8) {
+    const int64_t page = block_size * (2 * head_dim + 2 * static_cast<int64_t>(sizeof(float)));
+    const auto* storage = static_cast<const char*>(key_cache.storage().data());
+    const int64_t pages_end = key - storage + (key_cache.size(0) - 1) * cache.block_stride +
+                              (key_cache.size(1) - 1) * cache.head_stride + page;
+    TORCH_CHECK_VALUE(key_cache.numel() == 0 ||
+                          (cache.head_stride >= page && cache.head_stride % sizeof(float) == 0 &&
+                           cache.block_stride % sizeof(float) == 0 &&
+                           reinterpret_cast<uintptr_t>(key) % sizeof(float) == 0 &&
+                           pages_end <= static_cast<int64_t>(key_cache.storage().nbytes())),
+                      "an int8 cache page must have room for two fp32 scales per token behind its "
+                      "value half.");
+  } else if (cache.type != KvType::kActivations) {
+    cache.key_scale = checked_scale(key_scale, "k_scale");
+    cache.value_scale = checked_scale(value_scale, "v_scale");
+  }
+  return cache;
 }
 
 const uint8_t* bool_data(const OptionalTensor& tensor, const char* name) {
@@ -85,7 +128,7 @@ at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t 
                                   int64_t window_size, const std::string&, bool enable_kv_split,
                                   const OptionalTensor& dynamic_causal,
                                   const std::string& kv_cache_dtype) {
-  check_plain_cache(kv_cache_dtype);
+  kv_type(kv_cache_dtype);
   TORCH_CHECK_VALUE(num_heads_kv > 0 && num_heads_q % num_heads_kv == 0, num_heads_q,
                     " query heads cannot share ", num_heads_kv, " KV heads evenly.");
   TORCH_CHECK_VALUE(seq_lens.numel() >= num_req && query_start_loc.numel() > num_req,
@@ -117,12 +160,11 @@ at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t 
 
 void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tensor& key_cache,
                        at::Tensor& value_cache, const at::Tensor& slot_mapping, const std::string&,
-                       double, double, const std::string& kv_cache_dtype) {
-  check_plain_cache(kv_cache_dtype);
+                       double k_scale, double v_scale, const std::string& kv_cache_dtype) {
   const DType dtype = dtype_of(key, "key");
   check_same_dtype(value, "value", key, "key");
-  check_same_dtype(key_cache, "key_cache", key, "key");
-  const PagedKv cache = cache_view(key_cache, value_cache);
+  const PagedKv cache = cache_view(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale);
+  check_cache_dtype(key_cache, cache.type, key, "key");
   const Heads k = heads_of(key, cache.head_dim, "key");
   const Heads v = heads_of(value, cache.head_dim, "value");
   const int64_t tokens = slot_mapping.numel();
@@ -147,12 +189,11 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
                              int64_t sliding_window_size, const at::Tensor& block_table,
                              double softcap, const at::Tensor& scheduler_metadata,
                              const OptionalTensor& s_aux, const OptionalTensor& dynamic_causal,
-                             double, double, const std::string& kv_cache_dtype) {
-  check_plain_cache(kv_cache_dtype);
+                             double k_scale, double v_scale, const std::string& kv_cache_dtype) {
   const DType dtype = dtype_of(query, "query");
-  check_same_dtype(key_cache, "key_cache", query, "query");
+  const PagedKv cache = cache_view(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale);
+  check_cache_dtype(key_cache, cache.type, query, "query");
   check_same_dtype(output, "output", query, "query");
-  const PagedKv cache = cache_view(key_cache, value_cache);
   const Heads q = heads_of(query, cache.head_dim, "query");
   const Heads out = heads_of(output, cache.head_dim, "output");
   TORCH_CHECK_VALUE(out.tokens >= q.tokens && out.heads == q.heads, "output has shape ",

@@ -1,6 +1,7 @@
 """Engines in a process of their own: jobs as lines of JSON on stdin, results as lines on stdout.
 
-Job: {"engine": {LLM arguments}, "batches": [[prompt token ids, ...], ...], "sampling": {...}}.
+Job: {"engine": {LLM arguments}, "batches": [[prompt token ids, ...], ...], "sampling": {...}}, or a
+list of such samplings, one per batch.
 Result: per batch and request {"tokens", "logprobs" (of the chosen tokens), "prompt_logprobs",
 "cached"} in the order of the job.
 """
@@ -27,12 +28,13 @@ class Engines:
     def __init__(self, **environ: str) -> None:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **environ}
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        self._log = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()
+        self._output: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=self._errors,
             text=True,
             env=env,
         )
@@ -42,7 +44,7 @@ class Engines:
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
-        self._log.close()
+        self._errors.close()
 
     def run(self, job: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """The results of ``job``; fails with the engine's last words when the process dies."""
@@ -57,17 +59,27 @@ class Engines:
                 if line.startswith(MARK):
                     results: list[list[dict[str, Any]]] = json.loads(line.removeprefix(MARK))
                     return results
+                self._output.append(line)
         finally:
             limit.cancel()
         self._process.wait()
-        self._log.seek(0)
-        raise AssertionError(self._log.read().decode(errors="replace")[-4000:])
+        raise AssertionError(self.log()[-4000:])
+
+    def log(self) -> str:
+        """What was written beside results until now, by this process and its engines."""
+        self._errors.seek(0)
+        return "".join(self._output) + self._errors.read().decode(errors="replace")
 
 
 def run(job: dict[str, Any], **environ: str) -> list[list[dict[str, Any]]]:
     """The results of one job in a process with these environment variables."""
+    return run_and_log(job, **environ)[0]
+
+
+def run_and_log(job: dict[str, Any], **environ: str) -> tuple[list[list[dict[str, Any]]], str]:
+    """The results of one job and what the process wrote beside them."""
     with Engines(**environ) as engines:
-        return engines.run(job)
+        return engines.run(job), engines.log()
 
 
 def _main() -> None:
@@ -76,9 +88,10 @@ def _main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         llm = LLM(device="cpu", **job["engine"])
-        sampling = SamplingParams(temperature=0, ignore_eos=True, **job["sampling"])
         results = []
-        for batch in job["batches"]:
+        for i, batch in enumerate(job["batches"]):
+            options = job["sampling"][i] if isinstance(job["sampling"], list) else job["sampling"]
+            sampling = SamplingParams(temperature=0, ignore_eos=True, **options)
             prompts = [{"prompt_token_ids": ids} for ids in batch]
             outputs = llm.generate(prompts, sampling, use_tqdm=False)
             results.append([_result(output) for output in outputs])

@@ -1,6 +1,7 @@
 // Compiled once per target with that target's flags, like dispatch/targets/*.cpp; see probe.h.
 #include "probe.h"
 
+#include "isa/codes.h"
 #include "isa/math.h"
 #include "kernels/sample.h"
 
@@ -22,6 +23,24 @@ CPU_BACKEND_INLINE void convert(const void* x, void* y, int64_t size) {
   for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
     store_n(static_cast<To*>(y) + i, load_n(static_cast<const From*>(x) + i, n), n);
   });
+}
+
+template <class Code>
+void widen_codes(const void* x, float* y, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes)
+    store(y + i, load(static_cast<const Code*>(x) + i) * kUnit<Code>);
+}
+template <class Code>
+void narrow_codes(const float* x, void* y, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) store(static_cast<Code*>(y) + i, load(x + i));
+}
+template <class Code>
+void widen_code_pairs(const void* x, float* first, float* second, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const auto pairs = load_pairs(static_cast<const Code*>(x) + 2 * i);
+    store(first + i, first_of_pair(pairs) * kUnit<Code>);
+    store(second + i, second_of_pair(pairs) * kUnit<Code>);
+  }
 }
 
 #define CPU_BACKEND_MAP(f)                                       \
@@ -61,6 +80,9 @@ const test::Probe kProbe = {
     [](const void* x, float* y, int64_t n) { convert<fp16_t, float>(x, y, n); },
     [](const float* x, void* y, int64_t n) { convert<float, bf16_t>(x, y, n); },
     [](const float* x, void* y, int64_t n) { convert<float, fp16_t>(x, y, n); },
+    {widen_codes<fp8_t>, narrow_codes<fp8_t>, widen_code_pairs<fp8_t>},
+    {widen_codes<e5m2_t>, narrow_codes<e5m2_t>, widen_code_pairs<e5m2_t>},
+    {nullptr, narrow_codes<int8_t>, nullptr},
     [](const float* x, float* lanes, int n) { store(lanes, load_partial(x, n)); },
     [](const float* lanes, float* y, int n) { store_partial(y, load(lanes), n); },
     [](int32_t first, uint64_t seed, float* y, int64_t size) {

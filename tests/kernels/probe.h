@@ -40,6 +40,15 @@ struct Probe {
   void (*narrow_bf16)(const float* x, void* y, int64_t n);
   void (*narrow_fp16)(const float* x, void* y, int64_t n);
 
+  // The 8-bit formats, in full vectors only: n is a multiple of `lanes`.
+  struct Codes {
+    void (*widen)(const void* x, float* y, int64_t n);  // null for int8
+    void (*narrow)(const float* x, void* y, int64_t n);
+    // Pairs in memory order, n of them; null for int8.
+    void (*widen_pairs)(const void* x, float* first, float* second, int64_t n);
+  };
+  Codes e4m3, e5m2, int8;
+
   // All `lanes` of load_partial(x, n), and store_partial of them.
   void (*load_partial)(const float* x, float* lanes, int n);
   void (*store_partial)(const float* lanes, float* y, int n);

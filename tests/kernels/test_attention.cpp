@@ -4,6 +4,7 @@
 // are replaced by one that was never written: a kernel that reads too far cannot hide it.
 #include "core/attention_plan.h"
 #include "harness.h"
+#include "kv_codes.h"
 
 namespace cpu_backend::test {
 namespace {
@@ -14,6 +15,7 @@ struct Request {
 
 struct Case {
   DType type = DType::kFloat32;
+  KvType kv = KvType::kActivations;
   int num_heads = 4, num_kv_heads = 2, head_dim = 32, block_size = 32;
   std::vector<Request> requests = {{1, 40}, {7, 7}, {5, 50}};
   int causal = 1;  // 0, 1, or 2: alternating per request
@@ -24,10 +26,16 @@ struct Case {
 };
 
 std::string label_of(const Case& c) {
-  return format("%s heads %d/%d head_dim %d block %d causal %d window %d cap %g alibi %d sinks %d",
-                name_of(c.type), c.num_heads, c.num_kv_heads, c.head_dim, c.block_size, c.causal,
-                c.window, static_cast<double>(c.softcap), c.alibi, c.sinks);
+  return format(
+      "%s %s heads %d/%d head_dim %d block %d causal %d window %d cap %g alibi %d sinks %d",
+      name_of(c.type), name_of(c.kv), c.num_heads, c.num_kv_heads, c.head_dim, c.block_size,
+      c.causal, c.window, static_cast<double>(c.softcap), c.alibi, c.sinks);
 }
+
+constexpr float kKeyScale = 0.037f, kValueScale = 0.0051f;  // of fp8
+// Of outputs below 1 where queries and probabilities are rounded to 16 bits: a query's channels are
+// off by 2^-16 of its largest, 2, so scores of up to 512 channels at random signs by some 10^-4.
+constexpr double kIntegerError = 1e-4;
 
 bool sees(const Case& c, bool causal, int64_t position, int64_t other) {
   if (causal && other > position) return false;
@@ -50,6 +58,8 @@ class Step {
       values_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.head_dim);
       keys_.back().fill(random, -2.0, 2.0);
       values_.back().fill(random, -1.0, 1.0);
+      cached_keys_.push_back(cached(keys_.back(), kKeyScale));
+      cached_values_.push_back(cached(values_.back(), kValueScale));
       for (int t = 0; t < request.query_len; ++t)
         for (int h = 0; h < c.num_heads; ++h)
           for (int d = 0; d < c.head_dim; ++d)
@@ -75,6 +85,8 @@ class Step {
     for (size_t i : pick_) sum += c_.requests[i].query_len;
     return sum;
   }
+  PagedKv paged(Buffer& cache) const;
+  std::vector<double> cached(const Buffer& rows, float scale) const;
   Buffer write_cache(const KernelTable& table, std::vector<int32_t>& block_table, int64_t width);
   template <class Real>
   std::vector<Real> reference_row(size_t request, int token, int head) const;
@@ -84,10 +96,41 @@ class Step {
   Buffer query_;
   float scale_;
   std::vector<Buffer> keys_, values_;
+  std::vector<std::vector<double>> cached_keys_, cached_values_;  // what their codes stand for
   std::vector<int32_t> start_ = {0}, seq_lens_;
   std::vector<uint8_t> causal_;
   std::vector<float> slopes_, sinks_;
 };
+
+PagedKv Step::paged(Buffer& cache) const {
+  const int64_t elements = c_.kv == KvType::kActivations ? 1 : 4;  // codes per element of `cache`
+  PagedKv kv{cache.data(), c_.num_kv_heads * cache.stride() * elements, cache.stride() * elements,
+             c_.block_size, c_.head_dim};
+  kv.type = c_.kv;
+  if (c_.kv == KvType::kFp8E4M3 || c_.kv == KvType::kFp8E5M2) {
+    kv.key_scale = kKeyScale;
+    kv.value_scale = kValueScale;
+  }
+  return kv;
+}
+
+// Keys or values as the cache holds them, code times scale without rounding.
+std::vector<double> Step::cached(const Buffer& rows, float scale) const {
+  std::vector<double> all;
+  for (int64_t t = 0; t < rows.rows(); ++t) {
+    for (int64_t first = 0; first < rows.columns(); first += c_.head_dim) {
+      std::vector<float> x;
+      for (int d = 0; d < c_.head_dim; ++d) x.push_back(rows.get(t, first + d));
+      const float by = c_.kv == KvType::kInt8 ? int8_scale_of(x) : scale;
+      for (float v : x)
+        all.push_back(c_.kv == KvType::kActivations
+                          ? static_cast<double>(v)
+                          : static_cast<double>(value_of(c_.kv, code_of(c_.kv, v, by))) *
+                                static_cast<double>(by));
+    }
+  }
+  return all;
+}
 
 // Blocks are dealt in a shuffled order; block 0 is never written.
 Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_table,
@@ -100,8 +143,9 @@ Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_t
   for (size_t i = free_blocks.size(); i > 1; --i)
     std::swap(free_blocks[i - 1],
               free_blocks[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
-  const int64_t page = 2 * n * c_.head_dim;
-  Buffer cache(c_.type, (static_cast<int64_t>(free_blocks.size()) + 1) * c_.num_kv_heads, page,
+  const DType element = c_.kv == KvType::kActivations ? c_.type : DType::kFloat32;
+  const int64_t page = page_bytes(c_.kv, c_.type, n, c_.head_dim) / bytes_of(element);
+  Buffer cache(element, (static_cast<int64_t>(free_blocks.size()) + 1) * c_.num_kv_heads, page,
                page + 2);
   block_table.assign(static_cast<size_t>(width) * pick_.size(), 0);
   for (size_t r = 0; r < pick_.size(); ++r) {
@@ -119,8 +163,7 @@ Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_t
     args.value = values_[r].data();
     args.key_token_stride = args.value_token_stride = keys_[r].stride();
     args.key_head_stride = args.value_head_stride = c_.head_dim;
-    args.cache = {cache.data(), c_.num_kv_heads * cache.stride(), cache.stride(), c_.block_size,
-                  c_.head_dim};
+    args.cache = paged(cache);
     args.slots = slots.data();
     args.num_kv_heads = c_.num_kv_heads;
     table.write_kv(c_.type, args, {0, seq_lens_[r]});
@@ -146,8 +189,7 @@ Buffer Step::run(const KernelTable& table, int threads) {
   args.out = out.data();
   args.out_token_stride = out.stride();
   args.out_head_stride = head_stride();
-  args.cache = {cache.data(), c_.num_kv_heads * cache.stride(), cache.stride(), c_.block_size,
-                c_.head_dim};
+  args.cache = paged(cache);
   args.block_table = block_table.data();
   args.block_table_stride = width;
   args.query_start = start_.data();
@@ -195,8 +237,11 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
   const int64_t seq_len = seq_lens_[request];
   const int64_t position = seq_len - (start_[request + 1] - start_[request]) + token;
   const int64_t channel = head / (c_.num_heads / c_.num_kv_heads) * c_.head_dim;
-  const Buffer& key = keys_[request];
-  const Buffer& value = values_[request];
+  const std::vector<double>& keys = cached_keys_[request];
+  const std::vector<double>& values = cached_values_[request];
+  const auto at = [&](int64_t j, int d) {
+    return static_cast<size_t>(j * c_.num_kv_heads * c_.head_dim + channel + d);
+  };
   std::vector<Real> scores(static_cast<size_t>(seq_len), -HUGE_VALF);
   Real max = c_.sinks ? static_cast<Real>(sinks_[static_cast<size_t>(head)]) : -HUGE_VALF;
   for (int64_t j = 0; j < seq_len; ++j) {
@@ -204,7 +249,7 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
     Real s = 0;
     for (int d = 0; d < c_.head_dim; ++d)
       s += static_cast<Real>(query_.get(start_[request] + token, head * head_stride() + d)) *
-           static_cast<Real>(key.get(j, channel + d));
+           static_cast<Real>(keys[at(j, d)]);
     s *= static_cast<Real>(scale_);
     if (c_.softcap > 0.0f) s = c_.softcap * std::tanh(s / c_.softcap);
     if (c_.alibi) s += slopes_[static_cast<size_t>(head)] * static_cast<Real>(j - position);
@@ -219,7 +264,7 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
     const Real p = std::exp(s - max);
     sum += p;
     for (int d = 0; d < c_.head_dim; ++d)
-      out[static_cast<size_t>(d)] += p * static_cast<Real>(value.get(j, channel + d));
+      out[static_cast<size_t>(d)] += p * static_cast<Real>(values[at(j, d)]);
   }
   for (Real& o : out) o /= sum;
   return out;
@@ -232,9 +277,15 @@ void Step::compare(const Buffer& out, const std::string& label) const {
       for (int h = 0; h < c_.num_heads; ++h) {
         const std::vector<double> wide = reference_row<double>(r, t, h);
         const std::vector<float> plain = reference_row<float>(r, t, h);
-        for (int d = 0; d < c_.head_dim; ++d)
-          compare.add(out.get(start_[r] + t, h * head_stride() + d), wide[static_cast<size_t>(d)],
-                      plain[static_cast<size_t>(d)]);
+        for (int d = 0; d < c_.head_dim; ++d) {
+          const float got = out.get(start_[r] + t, h * head_stride() + d);
+          const double exact = wide[static_cast<size_t>(d)];
+          if (c_.kv == KvType::kInt8) {
+            compare.add_bounded(got, exact, kIntegerError);
+          } else {
+            compare.add(got, exact, plain[static_cast<size_t>(d)]);
+          }
+        }
         expect(out.untouched(start_[r] + t, h * head_stride() + c_.head_dim),
                "%s: wrote between heads", label.c_str());
       }
@@ -347,11 +398,65 @@ void test_attention_long_contexts() {
 }
 const Registration e("attention/test_attention_long_contexts", test_attention_long_contexts);
 
+// Every head size with every kind of codes, then every mask and score option and long contexts.
+void test_attention_over_codes() {
+  for_each_target([](const KernelTable& table) {
+    int turn = 0;
+    for (KvType kv : kQuantizedKv) {
+      for (int head_dim : {16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 512}) {
+        Case c;
+        c.type = kTypes[turn++ % 3];
+        c.kv = kv;
+        c.head_dim = head_dim;
+        c.num_heads = 2 * (turn % 4 + 1);
+        c.block_size = turn % 5 == 0 ? 128 : 16 * (turn % 5);
+        if (kEmulated && head_dim > 128) c.requests = {{1, 20}, {3, 3}};
+        check_case(table, c);
+      }
+      for (int causal : {0, 1, 2}) {
+        for (int window : {0, 5, 17, 40}) {
+          for (int kind = 0; kind < (kEmulated ? 1 : 3); ++kind) {
+            Case c;
+            c.type = kTypes[turn++ % 3];
+            c.kv = kv;
+            c.head_dim = 16;
+            c.block_size = 16;
+            c.requests = {{1, 70}, {20, 20}, {11, 61}};
+            c.causal = causal;
+            c.window = window;
+            c.softcap = turn % 2 ? 1.5f : 0.0f;
+            c.alibi = c.sinks = turn % 5 < 2;
+            check_case(table, c);
+          }
+        }
+      }
+      for (int window : {0, 600}) {
+        Case c;
+        c.type = kTypes[turn++ % 3];
+        c.kv = kv;
+        c.head_dim = 16;
+        c.num_heads = 2;
+        c.num_kv_heads = 1;
+        c.block_size = 48;
+        c.requests = {{1, 1100}, {14, 1030}, {1, 513}, {3, 3}, {1, 512}};
+        c.window = window;
+        check_case(table, c);
+      }
+    }
+  });
+}
+const Registration g("attention/test_attention_over_codes", test_attention_over_codes);
+
+constexpr KvType kAllKv[] = {KvType::kActivations, KvType::kFp8E4M3, KvType::kFp8E5M2,
+                             KvType::kInt8};
+
 void test_attention_does_not_depend_on_the_batch() {
   for_each_target([](const KernelTable& table) {
-    for (DType type : kTypes) {
+    for (int turn = 0; turn < 6; ++turn) {
+      const DType type = kTypes[turn % 3];
       Case c;
       c.type = type;
+      c.kv = turn < 3 ? kAllKv[0] : kAllKv[turn - 2];
       c.head_dim = 32;
       c.requests = {{1, 700}, {9, 40}, {1, 33}, {26, 26}};
       c.sinks = true;

@@ -12,13 +12,17 @@ ODD_SIZES = (1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 129)
 
 
 def assert_accurate(
-    result: torch.Tensor, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor | None
+    result: torch.Tensor,
+    compute: Callable[..., torch.Tensor],
+    *inputs: torch.Tensor | None,
+    slack: float = 0.0,
 ) -> None:
     """The error of ``result`` is at most twice that of plain PyTorch.
 
     The truth is ``compute`` in fp64; PyTorch's attempt is ``compute`` in fp32, rounded once to the
     dtype of ``result``, which is the best that a model without these ops could do.  Four fp32
-    ulps of the largest value are allowed on top, for tensors so small that PyTorch was lucky.
+    ulps of the largest value are allowed on top, for tensors so small that PyTorch was lucky, and
+    ``slack`` times it where a kernel is documented not to have the accuracy of fp32.
     """
     exact = compute(*(x if x is None else x.double() for x in inputs))
     plain = compute(*(x if x is None else x.float() for x in inputs)).to(result.dtype)
@@ -28,7 +32,7 @@ def assert_accurate(
     assert not result.isnan().any()
     error = (result.double() - exact).abs().max().item()
     earned = (plain.double() - exact).abs().max().item()
-    floor = 4 * torch.finfo(torch.float32).eps * exact.abs().max().item()
+    floor = (4 * torch.finfo(torch.float32).eps + slack) * exact.abs().max().item()
     assert error <= 2 * earned + floor, f"error {error:.3e}, PyTorch's {earned:.3e}"
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cpu_backend.attention import kv_dtypes
+from cpu_backend.attention.backend import halves as halves_of_bytes
 from tests.ops.accuracy import assert_accurate
 from tests.reference.attention import Masking, attend
 
@@ -25,9 +27,50 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """What the pages hold, as the host names it; the scales are those of fp8."""
+
+    dtype: str = "auto"
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    @property
+    def arguments(self) -> tuple[float, float, str]:
+        """The last arguments of the ops that write and read the cache."""
+        return self.key_scale, self.value_scale, self.dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.dtype in kv_dtypes.QUANTIZED
+
+    def stored(self, rows: torch.Tensor, scale: float) -> torch.Tensor:
+        """rows [..., dim] as they come back from the cache, in fp64: code times scale."""
+        x = rows.float()
+        if not self.is_quantized:
+            return x.double()
+        if self.dtype == "int8_per_token_head":
+            scales = x.abs().amax(-1, keepdim=True) / 127
+            return (x / scales).round().double() * scales.double()
+        kind = torch.float8_e5m2 if self.dtype == "fp8_e5m2" else torch.float8_e4m3fn
+        limit = torch.finfo(kind).max
+        by = torch.tensor(scale)
+        return (x / by).clamp(-limit, limit).to(kind).double() * by.double()
+
+
+PLAIN = Cache()
+QUANTIZED = [
+    Cache("fp8", 0.02, 0.013),
+    Cache("fp8_e4m3"),
+    Cache("fp8_e5m2", 0.3, 2.5),
+    Cache("int8_per_token_head"),
+]
+
+
+@dataclass(frozen=True)
 class Case:
-    """query [tokens, heads, dim]; keys, values per request [seq_len, kv_heads, dim]; pages
-    [blocks, kv_heads, 2 * block_size, dim]; block_table [requests, width]."""
+    """query [tokens, heads, dim]; keys, values per request [seq_len, kv_heads, dim], as cached;
+    pages [blocks, kv_heads, 2 * block_size, dim], or bytes [blocks, kv_heads, block_size, content];
+    block_table [requests, width]."""
 
     shape: Shape
     query: torch.Tensor
@@ -35,6 +78,14 @@ class Case:
     values: list[torch.Tensor]
     pages: torch.Tensor
     block_table: torch.Tensor
+    cache: Cache = PLAIN
+
+    @property
+    def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The key and the value half of every page."""
+        if self.cache.is_quantized:
+            return halves_of_bytes(self.pages, self.shape.head_dim)
+        return halves(self.pages)
 
     @property
     def scale(self) -> float:
@@ -52,7 +103,9 @@ class Case:
             self.shape, query_lens=self.shape.query_lens[one], seq_lens=self.shape.seq_lens[one]
         )
         keys, values = self.keys[one], self.values[one]
-        return Case(shape, self.query[rows], keys, values, self.pages, self.block_table[one])
+        return Case(
+            shape, self.query[rows], keys, values, self.pages, self.block_table[one], self.cache
+        )
 
 
 def halves(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +114,9 @@ def halves(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return pages[:, :, :block_size], pages[:, :, block_size:]
 
 
-def make_case(shape: Shape, dtype: torch.dtype, seeded: torch.Generator) -> Case:
+def make_case(
+    shape: Shape, dtype: torch.dtype, seeded: torch.Generator, cache: Cache = PLAIN
+) -> Case:
     """Random tokens, written by cpu_attn_reshape_and_cache in one call."""
 
     def random(*size: int) -> torch.Tensor:
@@ -76,14 +131,27 @@ def make_case(shape: Shape, dtype: torch.dtype, seeded: torch.Generator) -> Case
     block_table = order[: len(shape.seq_lens) * width].view(-1, width)
     size = (blocks, shape.kv_heads, 2 * shape.block_size, shape.head_dim)
     pages = torch.full(size, float("nan"), dtype=dtype)
+    if cache.is_quantized:
+        content = kv_dtypes.token_bytes(cache.dtype, dtype, 2 * shape.head_dim)
+        size = (blocks, shape.kv_heads, shape.block_size, content)
+        pages = torch.full(size, -1, dtype=torch.int8)  # NaN in e5m2 and in scales
+    case = Case(
+        shape,
+        query,
+        [cache.stored(key, cache.key_scale) for key in keys] if cache.is_quantized else keys,
+        [cache.stored(v, cache.value_scale) for v in values] if cache.is_quantized else values,
+        pages,
+        block_table,
+        cache,
+    )
     slots = []
     for row, seq_len in zip(block_table.long(), shape.seq_lens, strict=True):
         at = torch.arange(seq_len)
         slots.append(row[at // shape.block_size] * shape.block_size + at % shape.block_size)
     torch.ops._C.cpu_attn_reshape_and_cache(
-        torch.cat(keys), torch.cat(values), *halves(pages), torch.cat(slots), ""
+        torch.cat(keys), torch.cat(values), *case.halves, torch.cat(slots), "", *cache.arguments
     )
-    return Case(shape, query, keys, values, pages, block_table)
+    return case
 
 
 def plan(
@@ -93,7 +161,7 @@ def plan(
     metadata: torch.Tensor = torch.ops._C.get_scheduler_metadata(
         len(case.shape.seq_lens), case.shape.heads, case.shape.kv_heads, case.shape.head_dim,
         torch.tensor(case.shape.seq_lens).int(), case.query.dtype, case.starts, masking.causal,
-        masking.window, "", split, dynamic_causal,
+        masking.window, "", split, dynamic_causal, case.cache.dtype,
     )  # fmt: skip
     return metadata
 
@@ -117,10 +185,10 @@ def run(
     buffer = torch.full((tokens + 1, heads + 2, dim + 5), float("nan"), dtype=case.query.dtype)
     out = buffer[:tokens, 1:-1, :dim]
     torch.ops._C.cpu_attention_with_kv_cache(
-        merged[:, 1 : 1 + heads], *halves(case.pages), out, case.starts,
+        merged[:, 1 : 1 + heads], *case.halves, out, case.starts,
         torch.tensor(case.shape.seq_lens).int(), case.scale, masking.causal,
         masking.alibi_slopes, masking.window, case.block_table, masking.softcap, metadata,
-        masking.sinks, dynamic_causal,
+        masking.sinks, dynamic_causal, *case.cache.arguments,
     )  # fmt: skip
     result = out.clone()
     out.fill_(float("nan"))
@@ -139,4 +207,6 @@ def check(case: Case, masking: Masking, result: torch.Tensor | None = None) -> N
             case.query[rows],
             case.keys[index],
             case.values[index],
+            # Queries and probabilities become 16-bit integers.
+            slack=2e-4 if case.cache.dtype == "int8_per_token_head" else 0.0,
         )

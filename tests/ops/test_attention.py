@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.ops.attention_case import Shape, check, make_case, merges, plan, run
+from tests.ops.attention_case import QUANTIZED, Cache, Shape, check, make_case, merges, plan, run
 from tests.reference.attention import Masking, attend
 
 CAUSAL = Masking()
@@ -143,6 +145,39 @@ def test_result_of_a_token_does_not_depend_on_chunked_prefill(
             shape, whole.query[begin:end], whole.keys, whole.values, whole.pages, whole.block_table
         )
         assert torch.equal(run(chunk, CAUSAL), together[begin:end])
+
+
+@pytest.mark.parametrize("cache", QUANTIZED, ids=str)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("masking", ["causal", "window", "non-causal", "all"])
+def test_attention_over_a_quantized_cache(
+    masking: str, batch: str, cache: Cache, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    check(make_case(Shape(*BATCHES[batch]), dtype, seeded, cache), MASKINGS[masking])
+
+
+@pytest.mark.parametrize("cache", QUANTIZED, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128, 256, 512])
+def test_quantized_cache_of_every_head_size(
+    head_dim: int, cache: Cache, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    shape = Shape((1, 6, 1), (1140, 19, 33), 6, 2, head_dim, 48)
+    check(make_case(shape, dtype, seeded, cache), CAUSAL)
+
+
+@pytest.mark.parametrize("cache", QUANTIZED, ids=str)
+def test_quantized_cache_gives_every_chunk_and_thread_the_same(
+    cache: Cache, dtype: torch.dtype, seeded: torch.Generator, threads: None
+) -> None:
+    whole = make_case(Shape((700,), (1300,)), dtype, seeded, cache)
+    together = run(whole, CAUSAL)
+    for threads_now in (1, 2):
+        torch.set_num_threads(threads_now)
+        for begin, end in [(0, 17), (17, 545), (545, 546), (546, 700)]:
+            chunk = replace(
+                whole, shape=Shape((end - begin,), (600 + end,)), query=whole.query[begin:end]
+            )
+            assert torch.equal(run(chunk, CAUSAL), together[begin:end])
 
 
 def test_causality_per_request(dtype: torch.dtype, seeded: torch.Generator) -> None:

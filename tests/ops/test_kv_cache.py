@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from tests.ops.attention_case import Case, Shape, halves, make_case, plan
+from cpu_backend.attention.backend import halves as halves_of_bytes
+from tests.ops.attention_case import Cache, Case, Shape, halves, make_case, plan
 from tests.reference.attention import Masking, page
 
 WRITE = "cpu_attn_reshape_and_cache"
@@ -117,15 +118,18 @@ def test_unsupported_page_shapes_are_named(
         attend(case, torch.zeros(pages))
 
 
-def test_quantized_cache_is_refused_with_the_way_out(case: Case) -> None:
-    sentence = "--kv-cache-dtype fp8 is not supported by this version; leave it at 'auto'."
+def test_unknown_cache_is_refused_with_the_way_out(case: Case) -> None:
+    sentence = (
+        "--kv-cache-dtype nvfp4 is not supported: "
+        "choose auto, fp8, fp8_e4m3, fp8_e5m2 or int8_per_token_head."
+    )
     shape = case.shape
     calls = [
-        lambda: write(case.keys[0], case.values[0], case.pages, [0] * 20, "fp8"),
-        lambda: attend(case, case.pages, kv_cache_dtype="fp8"),
+        lambda: write(case.keys[0], case.values[0], case.pages, [0] * 20, "nvfp4"),
+        lambda: attend(case, case.pages, kv_cache_dtype="nvfp4"),
         lambda: torch.ops._C.get_scheduler_metadata(
             1, shape.heads, shape.kv_heads, shape.head_dim, torch.tensor([20]).int(),
-            torch.float32, case.starts, True, -1, "", True, None, "fp8",
+            torch.float32, case.starts, True, -1, "", True, None, "nvfp4",
         ),
     ]  # fmt: skip
     for call in calls:
@@ -166,3 +170,44 @@ def test_writing_refuses_what_does_not_fit(case: Case) -> None:
     keys, values = halves(pages)
     with pytest.raises(ValueError, match="value half of a cache page must follow its key half"):
         getattr(torch.ops._C, WRITE)(key, key, values, keys, torch.zeros(1).long(), "")
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_fp8_codes_are_those_of_torch(kind: torch.dtype, dtype: torch.dtype) -> None:
+    """Values by token, whose order in the page is pairs of tokens: every code of a step of 2^-9."""
+    at = torch.arange(-4096, 4096) / 512
+    value = torch.cat([at, 100 * at]).view(32, 16, 32).to(dtype)
+    pages = torch.zeros(32, 16, 16, 64, dtype=torch.uint8)
+    keys, values = halves_of_bytes(pages, 32)
+    slots = 16 * torch.arange(32)
+    name, scale = ("fp8_e5m2" if kind == torch.float8_e5m2 else "fp8"), 1.3
+    torch.ops._C.cpu_attn_reshape_and_cache(
+        value, value, keys, values, slots, "", scale, scale, name
+    )
+    limit = torch.finfo(kind).max
+    expected = (value.float() / scale).clamp(-limit, limit).to(kind).view(torch.uint8)
+    pairs = values.reshape(32, 16, 8, 32, 2)  # [block, head, pair of tokens, channel, token]
+    assert torch.equal(pairs[:, :, 0, :, 0], expected)
+    assert not pairs[..., 1].any()
+    assert not pairs[:, :, 1:].any()
+
+
+def test_quantized_caches_refuse_what_does_not_fit() -> None:
+    key, slots = torch.ones(1, 2, 32), torch.zeros(1, dtype=torch.int64)
+
+    def write_bytes(content: int, cache: Cache, dtype: torch.dtype = torch.uint8) -> None:
+        pages = torch.zeros(3, 2, 16, content, dtype=dtype)
+        torch.ops._C.cpu_attn_reshape_and_cache(
+            key, key, *halves_of_bytes(pages, 32), slots, "", *cache.arguments
+        )
+
+    write_bytes(72, Cache("int8_per_token_head"))
+    with pytest.raises(ValueError, match="room for two fp32 scales per token"):
+        write_bytes(64, Cache("int8_per_token_head"))
+    with pytest.raises(TypeError, match="quantized caches have one byte per element"):
+        write_bytes(64, Cache("fp8"), torch.float16)
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"k_scale is .* must be a positive number"):
+            write_bytes(64, Cache("fp8", scale, 1.0))
+        with pytest.raises(ValueError, match=r"v_scale is .* must be a positive number"):
+            write_bytes(64, Cache("fp8_e5m2", 1.0, scale))

@@ -1,0 +1,27 @@
+"""What the KV cache may hold: the values of ``--kv-cache-dtype`` and the bytes of a page."""
+
+from __future__ import annotations
+
+import torch
+from vllm.utils.torch_utils import get_kv_cache_torch_dtype
+
+from cpu_backend.errors import ConfigError
+
+PLAIN = ("auto", "float32", "bfloat16", "float16")
+QUANTIZED = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
+
+
+def check(kv_cache_dtype: str) -> None:
+    """Raise ConfigError where the cache cannot hold what ``--kv-cache-dtype`` names."""
+    if kv_cache_dtype not in PLAIN + QUANTIZED:
+        raise ConfigError(
+            f"--kv-cache-dtype {kv_cache_dtype} is not supported on the CPU: "
+            f"leave it at auto, or choose one of {', '.join(QUANTIZED)}."
+        )
+
+
+def token_bytes(kv_cache_dtype: str, model_dtype: torch.dtype, channels: int) -> int:
+    """Bytes of one token and KV head: ``channels`` of key and value together, and its scales."""
+    element = get_kv_cache_torch_dtype(kv_cache_dtype, model_dtype).itemsize
+    scales = 2 * torch.float32.itemsize if kv_cache_dtype == "int8_per_token_head" else 0
+    return channels * element + scales

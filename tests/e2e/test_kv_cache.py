@@ -1,0 +1,79 @@
+"""Quantized KV caches under the real model: what it says, how sure it is, how much fits."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import engine
+import pytest
+from transformers import AutoTokenizer
+
+TEXT = (Path(__file__).parent / "alice.txt").read_text()
+QUESTION = "What is the capital of France?"
+
+# Perplexity on the text as a multiple of that with a bf16 cache, and tokens that fit as a multiple.
+CACHES = {
+    "fp8": (1.03, 2.0),
+    "fp8_e5m2": (1.06, 2.0),
+    "int8_per_token_head": (1.01, 256 / 136),  # 64 + 64 channels and two fp32
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    said: str
+    perplexity: float
+    tokens_that_fit: int
+
+
+def _run(model_path: str, kv_cache_dtype: str) -> Outcome:
+    """One engine.  Prompts are prefilled in chunks, so that most of each is read from the cache."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    chat = [{"role": "user", "content": QUESTION}]
+    question = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    text = tokenizer(TEXT).input_ids
+    generated = {"max_tokens": 24, "logprobs": 0}
+    job = {
+        "engine": {
+            "model": model_path,
+            "dtype": "bfloat16",
+            "kv_cache_dtype": kv_cache_dtype,
+            "max_model_len": 2048,
+            "max_num_batched_tokens": 300,
+        },
+        "batches": [[question], [text], [text[:600]], [text[:600]]],
+        "sampling": [generated, {"max_tokens": 1, "prompt_logprobs": 0}, generated, generated],
+    }
+    [[said], [read], [first], [again]], log = engine.run_and_log(job, VLLM_LOGGING_LEVEL="INFO")
+    assert again["cached"] >= 512, "the second request is meant to find its prefix cached"
+    assert again["tokens"] == first["tokens"]
+    assert again["logprobs"] == first["logprobs"]
+    fits = re.search(r"KV cache holds ([\d,]+) tokens", log)
+    assert fits
+    assert "steps are not replayed" not in log
+    return Outcome(
+        tokenizer.decode(said["tokens"]),
+        math.exp(-sum(read["prompt_logprobs"]) / len(read["prompt_logprobs"])),
+        int(fits[1].replace(",", "")),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(model_path: str) -> Outcome:
+    """With keys and values in bf16."""
+    return _run(model_path, "auto")
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_quantized_cache_answers_keeps_its_perplexity_and_holds_more(
+    cache: str, model_path: str, plain: Outcome
+) -> None:
+    outcome, (perplexity, capacity) = _run(model_path, cache), CACHES[cache]
+    print(f"{cache}: {outcome.perplexity / plain.perplexity:.4f} times the perplexity of bf16")
+    assert "Paris" in plain.said
+    assert "Paris" in outcome.said
+    assert outcome.perplexity <= perplexity * plain.perplexity
+    assert outcome.tokens_that_fit == pytest.approx(capacity * plain.tokens_that_fit, rel=0.01)
