@@ -59,7 +59,7 @@ def model_folder(path: Path, with_tokenizer: bool = True) -> Path:
     identity = (FORMAT_VERSION, str(path), status.st_size, status.st_mtime_ns, with_tokenizer)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = cache / "cpu_backend" / "gguf" / f"{path.stem}-{digest}"
+    target = cache / "cpu_backend" / "gguf" / f"{path.stem[:100]}-{digest}"
     if not target.is_dir():
         checkpoint = Checkpoint(GgufFile(path))
         tokenizer = GgufTokenizer(checkpoint.file) if with_tokenizer else None

@@ -28,9 +28,9 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mixed(source: Path, target: Path) -> Path:
-    """A copy in Q8_0 whose value projections have another type than queries and keys, and whose
-    output projections are not quantized."""
-    kinds = {"attn_v": "Q5_0", "ffn_up": "Q5_1", "attn_output": "F16"}
+    """A copy with other types in some matrices, so that merged layers have two of them; each
+    holds the values of the original as well as fp16 does, or to 1/127 of a block's largest."""
+    kinds = {"attn_v": "Q8_0", "ffn_up": "Q8_0", "attn_output": "F16", "ffn_down": "F32"}
     writer = gguf.GGUFWriter(target, "llama")
     for key, value in GgufFile(source).metadata.items():
         if isinstance(value, np.ndarray):
@@ -40,8 +40,11 @@ def mixed(source: Path, target: Path) -> Path:
             add |= {str: writer.add_string, list: writer.add_array}
             add[type(value)](key, value)
     for tensor in gguf.GGUFReader(source).tensors:
+        name = kinds.get(tensor.name.split(".")[-2])
+        if name is None:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
         values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        name = "F32" if values.ndim == 1 else kinds.get(tensor.name.split(".")[-2], "Q8_0")
         kind = gguf.GGMLQuantizationType[name]
         writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -64,15 +67,16 @@ def answers(
         "mixed": mixed(gguf_file, tmp_path_factory.mktemp("mixed") / "mixed.gguf"),
     }
     found = {}
-    for name, model in models.items():
-        job: dict[str, Any] = {
-            "engine": {"model": str(model), "dtype": "float32", "max_model_len": 2048},
-            "batches": [[question], [tokenizer(TEXT).input_ids]],
-            "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
-        }
-        [[said], [read]] = engine.run(job)
-        logprobs = read["prompt_logprobs"]
-        found[name] = said["tokens"], math.exp(-sum(logprobs) / len(logprobs))
+    with engine.Engines() as engines:
+        for name, model in models.items():
+            job: dict[str, Any] = {
+                "engine": {"model": str(model), "dtype": "float32", "max_model_len": 2048},
+                "batches": [[question], [tokenizer(TEXT).input_ids]],
+                "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
+            }
+            [[said], [read]] = engines.run(job)
+            logprobs = read["prompt_logprobs"]
+            found[name] = said["tokens"], math.exp(-sum(logprobs) / len(logprobs))
     return found
 
 
@@ -85,9 +89,5 @@ def test_the_file_says_what_its_dequantized_copy_says(
     assert answers["gguf"][1] == pytest.approx(answers["checkpoint"][1], rel=0.005)
 
 
-def test_types_may_be_mixed_within_a_layer(
-    answers: dict[str, tuple[list[int], float]], model_path: str
-) -> None:
-    assert "Paris" in AutoTokenizer.from_pretrained(model_path).decode(answers["mixed"][0])
-    # Five bits of every fourth matrix, eight of the others.
-    assert answers["mixed"][1] == pytest.approx(answers["gguf"][1], rel=0.03)
+def test_types_may_be_mixed_within_a_layer(answers: dict[str, tuple[list[int], float]]) -> None:
+    assert answers["mixed"][1] == pytest.approx(answers["gguf"][1], rel=0.01)
