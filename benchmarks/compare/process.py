@@ -64,8 +64,8 @@ class Runner:
         self.peak_rss_bytes = 0
         self.started = time.perf_counter()
         with log.open("ab") as sink:
-            # Not in the caller's folder: `python -m` of a runner would import this project's sources
-            # from there, which have no library in them.
+            # Not in the caller's folder: `python -m` of a runner would import this project's
+            # sources from there, which have no library in them.
             self._process = subprocess.Popen(
                 [str(python.absolute()), str(script.absolute())],
                 cwd=log.absolute().parent,

@@ -13,6 +13,11 @@ namespace CPU_BACKEND_NAMESPACE {
 
 typedef int8_t VecB __attribute__((vector_size(kVectorBytes / 4)));
 
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
 template <class T>
 constexpr float kUnit = 1.0f;
 template <>

@@ -63,7 +63,7 @@ CPU_BACKEND_INLINE float code_unit(KvType type) {
 
 // Whether the left operand is turned into 16-bit integers, as kernels/panel.h has it.
 template <class Code>
-constexpr bool kIntegers = std::is_same_v<Code, int8_t>;
+constexpr bool kIntegers = kSame<Code, int8_t>;
 
 // The left operand of multiply_panel() among the rows of the scratch.
 template <class Code>

@@ -34,7 +34,7 @@ struct KvBlock {
   CPU_BACKEND_INLINE KvBlock(const PagedKv& cache, int64_t block, int64_t head)
       : key(static_cast<Code*>(cache.base) + block * cache.block_stride + head * cache.head_stride),
         value(key + static_cast<int64_t>(cache.block_size) * cache.head_dim) {
-    if constexpr (std::is_same_v<Code, int8_t>) {
+    if constexpr (kSame<Code, int8_t>) {
       key_scales =
           reinterpret_cast<float*>(value + static_cast<int64_t>(cache.block_size) * cache.head_dim);
       value_scales = key_scales + cache.block_size;
@@ -62,7 +62,7 @@ CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& b
   const auto put_value = [&](int64_t d, Code code) CPU_BACKEND_LAMBDA {
     block.value[panel_offset<Code>(offset, d, cache.head_dim)] = code;
   };
-  if constexpr (std::is_same_v<T, Code>) {
+  if constexpr (kSame<T, Code>) {
     for (int d = 0; d < cache.head_dim; ++d) {
       put_key(d, key[d]);
       put_value(d, value[d]);
@@ -70,7 +70,7 @@ CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& b
   } else {
     float key_scale = cache.key_scale;
     float value_scale = cache.value_scale;
-    if constexpr (std::is_same_v<Code, int8_t>) {
+    if constexpr (kSame<Code, int8_t>) {
       block.key_scales[offset] = key_scale = integer_scale(key, cache.head_dim, 127.0f);
       block.value_scales[offset] = value_scale = integer_scale(value, cache.head_dim, 127.0f);
       if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero

@@ -18,7 +18,6 @@
 //           instruction; their sum is exact up to a depth of kMaxIntegerDepth.
 #pragma once
 
-#include <type_traits>
 
 #include "core/gemm_plan.h"
 #include "isa/bf16_pairs.h"
@@ -207,7 +206,7 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
                                         int64_t b_panel_stride, int64_t depth, float* c,
                                         int64_t c_stride, int64_t c_panel_stride, bool accumulate,
                                         Ahead ahead) {
-  if constexpr (std::is_same_v<T, int8_t>) {
+  if constexpr (kSame<T, int8_t>) {
     multiply_integers<kFetch, kRows, kVecs>(a, a_stride, b, b_stride, depth, c, c_stride,
                                             accumulate, ahead);
     return;

@@ -28,7 +28,7 @@ class Engines:
     def __init__(self, **environ: str) -> None:
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **environ}
         env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._output: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve())],
