@@ -18,7 +18,6 @@
 //           instruction; their sum is exact up to a depth of kMaxIntegerDepth.
 #pragma once
 
-
 #include "core/gemm_plan.h"
 #include "isa/bf16_pairs.h"
 #include "isa/codes.h"
