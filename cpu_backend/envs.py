@@ -24,7 +24,11 @@ class Variable:
         return os.environ.get(self.name, "") or self.default
 
 
-ISA = Variable("CPU_BACKEND_ISA", "", "force an instruction set: avx512, avx2, neon, vxe or scalar")
+ISA = Variable(
+    "CPU_BACKEND_ISA",
+    "",
+    "force amx, avx512_bf16, avx512_vnni, avx512, avx2, neon, vxe or scalar",
+)
 DEVICE = Variable("CPU_BACKEND_DEVICE", "", "'cpu' activates the backend on a host with a GPU")
 ACTIVATIONS = Variable(
     "CPU_BACKEND_ACTIVATIONS",

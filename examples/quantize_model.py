@@ -192,14 +192,15 @@ def w4a8(group: int) -> Scheme:
 def gptq(
     bits: int, group: int, sym: bool = True, desc_act: bool = False, v2: bool = False
 ) -> Scheme:
-    """GPTQ's layout; with desc_act the channels of largest weight come first."""
+    """GPTQ's layout; with desc_act in any order, which layers of the same inputs share as they do
+    where the inputs' magnitudes give it."""
 
     def write(layer: Layer) -> Tensors:
         in_features = layer.weight.shape[1]
         size = in_features if group == -1 else group
         order = torch.arange(in_features)
         if desc_act:
-            order = layer.weight.float().square().sum(0).argsort(descending=True)
+            order = torch.randperm(in_features, generator=torch.Generator().manual_seed(0))
         sorted_weight = layer.weight[:, order]
         if sym:
             signed, scales = symmetric(sorted_weight, bits, size, torch.float16)
@@ -356,7 +357,7 @@ SCHEMES = {
     "gptq": gptq(4, 64),
     "gptq-zp": gptq(4, 32, sym=False),
     "gptq-v2": gptq(4, 32, sym=False, v2=True),
-    "gptq-act-order": gptq(4, 64, desc_act=True),
+    "gptq-act-order": gptq(4, 32, desc_act=True),
     "gptq-8": gptq(8, -1),
     "gptq-3": gptq(3, 32, sym=False),
     "gptq-2": gptq(2, 32, sym=False),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,6 +25,13 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     """Every storage type of the kernels."""
     result: torch.dtype = request.param
     return result
+
+
+@pytest.fixture(scope="session")
+def model_path() -> str:
+    """The demo model, made once in the user's cache."""
+    command = [sys.executable, "-m", "cpu_backend.demo_model"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare_records import record
 
 from benchmarks.compare import environments
 from benchmarks.compare.environments import ENVIRONMENTS, Environments, SetupError, run_step
@@ -24,6 +23,7 @@ from benchmarks.compare.process import Runner, RunnerEndedError, RunnerError, cl
 from benchmarks.compare.session import CpuTime
 from benchmarks.compare.summary import summarize
 from benchmarks.compare.work import Work
+from tests.benchmarks.compare_records import record
 
 TOY = Path(__file__).with_name("toy_runner.py")
 WORKS = [Work.parse(text) for text in ("decode:4:6", "prompt:4", "batch:2:4:5")]

@@ -6,13 +6,13 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
-from compare_records import record
 
 from benchmarks.compare.__main__ import as_json
 from benchmarks.compare.chart import PLOT, svg
 from benchmarks.compare.peers import OURS
 from benchmarks.compare.report import markdown
 from benchmarks.compare.summary import Summary, summarize
+from tests.benchmarks.compare_records import record
 
 DECODE = "decode:2:3"
 MACHINE = {"model": "A CPU", "architecture": "x86_64", "cpus": [0, 1], "flags": ["avx2"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from compare_records import record
 
 from benchmarks.compare.summary import (
     FIXED_METRICS,
@@ -12,6 +11,7 @@ from benchmarks.compare.summary import (
     common_prefix,
     summarize,
 )
+from tests.benchmarks.compare_records import record
 
 DECODE = "decode:2:3"
 RATE = Metric(DECODE, "", 1)

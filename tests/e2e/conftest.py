@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from engine import NEW_TOKENS
+
+from tests.e2e.engine import NEW_TOKENS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 127, 128, 129, 500, 2000)
-
-
-@pytest.fixture(scope="session")
-def model_path() -> str:
-    """The demo model, made once in the user's cache."""
-    command = [sys.executable, "-m", "cpu_backend.demo_model"]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="session")

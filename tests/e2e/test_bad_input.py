@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from server import VLLM, environment, free_port
+
+from tests.e2e.server import VLLM, environment, free_port
 
 # Only configurations are built: no process is started, no weight is read.
 CONFIGURE = """

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from even_heads import write_even_heads
-from server import Server
+
+from tests.e2e.even_heads import write_even_heads
+from tests.e2e.server import Server
 
 SECONDS = 30  # for a busy machine; alone it takes about five
 

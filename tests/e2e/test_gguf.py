@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import engine
 import gguf
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from transformers import AutoTokenizer
 
 from cpu_backend.demo_model import fetch
 from cpu_backend.gguf.reader import GgufFile
+from tests.e2e import engine
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

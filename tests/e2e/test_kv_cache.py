@@ -1,4 +1,4 @@
-"""Quantized KV caches under the real model: what it says, how sure it is, how much fits."""
+"""Quantized KV caches under the real model: how sure it is of a text, how much fits."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import engine
 import pytest
 from transformers import AutoTokenizer
 
-TEXT = (Path(__file__).parent / "alice.txt").read_text()
-QUESTION = "What is the capital of France?"
+from tests.e2e import engine
 
-# Perplexity on the text as a multiple of that with a bf16 cache, tokens that fit as a multiple, and
-# whether the question is still answered: with e4m3 and scales of 1 it is not, nor is it by
-# transformers with its keys and values rounded to e4m3.
+TEXT = (Path(__file__).parent / "alice.txt").read_text()
+
+# Perplexity on the text and tokens that fit, as multiples of those with a bf16 cache.
 CACHES = {
-    "fp8": (1.03, 2.0, False),
-    "fp8_e5m2": (1.06, 2.0, True),
-    "int8_per_token_head": (1.01, 256 / 136, True),  # 64 + 64 channels and two fp32
+    "fp8": (1.03, 2.0),
+    "fp8_e5m2": (1.06, 2.0),
+    "int8_per_token_head": (1.01, 256 / 136),  # 64 + 64 channels and two fp32
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    said: str
     perplexity: float
     tokens_that_fit: int
 
@@ -34,8 +31,6 @@ class Outcome:
 def _run(model_path: str, kv_cache_dtype: str) -> Outcome:
     """One engine.  Prompts are prefilled in chunks, so that most of each is read from the cache."""
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    chat = [{"role": "user", "content": QUESTION}]
-    question = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     text = tokenizer(TEXT).input_ids
     generated = {"max_tokens": 24, "logprobs": 0}
     job = {
@@ -46,10 +41,10 @@ def _run(model_path: str, kv_cache_dtype: str) -> Outcome:
             "max_model_len": 2048,
             "max_num_batched_tokens": 300,
         },
-        "batches": [[question], [text[:600]], [text[:600]], [text]],
-        "sampling": [generated, generated, generated, {"max_tokens": 1, "prompt_logprobs": 0}],
+        "batches": [[text[:600]], [text[:600]], [text]],
+        "sampling": [generated, generated, {"max_tokens": 1, "prompt_logprobs": 0}],
     }
-    [[said], [first], [again], [read]], log = engine.run_and_log(job, VLLM_LOGGING_LEVEL="INFO")
+    [[first], [again], [read]], log = engine.run_and_log(job, VLLM_LOGGING_LEVEL="INFO")
     assert first["cached"] == 0
     assert again["cached"] >= 512, "the second request is meant to find its prefix cached"
     assert again["tokens"] == first["tokens"]
@@ -58,7 +53,6 @@ def _run(model_path: str, kv_cache_dtype: str) -> Outcome:
     assert fits
     assert "steps are not replayed" not in log
     return Outcome(
-        tokenizer.decode(said["tokens"]),
         math.exp(-sum(read["prompt_logprobs"]) / len(read["prompt_logprobs"])),
         int(fits[1].replace(",", "")),
     )
@@ -71,13 +65,11 @@ def plain(model_path: str) -> Outcome:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_quantized_cache_answers_keeps_its_perplexity_and_holds_more(
+def test_quantized_cache_keeps_its_perplexity_and_holds_more(
     cache: str, model_path: str, plain: Outcome
 ) -> None:
-    perplexity, capacity, answers = CACHES[cache]
+    perplexity, capacity = CACHES[cache]
     outcome = _run(model_path, cache)
     print(f"{cache}: {outcome.perplexity / plain.perplexity:.4f} times the perplexity of bf16")
-    assert "Paris" in plain.said
-    assert "Paris" in outcome.said or not answers
     assert outcome.perplexity <= perplexity * plain.perplexity
     assert outcome.tokens_that_fit == pytest.approx(capacity * plain.tokens_that_fit, rel=0.01)

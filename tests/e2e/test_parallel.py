@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import engine
 import openai
 import pytest
-from engine import NEW_TOKENS
-from even_heads import write_even_heads
-from server import Server
+
+from tests.e2e import engine
+from tests.e2e.engine import NEW_TOKENS
+from tests.e2e.even_heads import write_even_heads
+from tests.e2e.server import Server
 
 # One thread per rank wherever the system puts it: for more ranks than this machine has cores.
 CROWDED = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

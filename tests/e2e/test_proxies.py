@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from server import Server, free_port
+
+from tests.e2e.server import Server, free_port
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIGS = {"nginx": "nginx/nginx.conf", "haproxy": "haproxy/haproxy.cfg"}

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import engine
-from server import environment
+from tests.e2e import engine
+from tests.e2e.server import environment
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from server import Server
+
+from tests.e2e.server import Server
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

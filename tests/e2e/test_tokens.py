@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import engine
 import pytest
 import torch
-from engine import NEW_TOKENS
+
+from tests.e2e import engine
+from tests.e2e.engine import NEW_TOKENS
 
 SAMPLING = {"max_tokens": NEW_TOKENS, "logprobs": 0}
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fake_sysfs import FakeCpu, FakeMachine, write_machine
-
 from cpu_backend.runtime.layout import Layout, describe
 from cpu_backend.runtime.plan import Machine, ThreadSettings
 from cpu_backend.runtime.sysfs import parse_cpu_list
 from cpu_backend.runtime.topology import read_limits, read_topology
+from tests.plugin.fake_sysfs import FakeCpu, FakeMachine, write_machine
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

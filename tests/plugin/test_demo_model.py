@@ -17,11 +17,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from gguf_samples import checkpoint_weights, write_gguf, write_passing_gguf
 from safetensors.torch import load_file
 
 from cpu_backend.demo_model import DemoModelError, default_dir, fetch, make_demo_model, store
 from cpu_backend.demo_model.__main__ import main
+from tests.plugin.gguf_samples import checkpoint_weights, write_gguf, write_passing_gguf
 
 
 @pytest.fixture

@@ -12,7 +12,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_samples import (
+from transformers import AutoConfig, AutoTokenizer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.gguf import folder
+from cpu_backend.gguf.checkpoint import Checkpoint, llama3_factors
+from cpu_backend.gguf.reader import GgufFile
+from cpu_backend.gguf.tokenizer import GgufTokenizer
+from tests.plugin.gguf_samples import (
     FFN,
     HEAD_DIM,
     HEADS,
@@ -23,14 +31,6 @@ from gguf_samples import (
     gguf_weights,
     write_gguf,
 )
-from transformers import AutoConfig, AutoTokenizer
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-from cpu_backend.errors import ConfigError
-from cpu_backend.gguf import folder
-from cpu_backend.gguf.checkpoint import Checkpoint, llama3_factors
-from cpu_backend.gguf.reader import GgufFile
-from cpu_backend.gguf.tokenizer import GgufTokenizer
 
 Edit = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_samples import write_gguf
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import reader
 from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
+from tests.plugin.gguf_samples import write_gguf
 
 NUMBER, STRING, ARRAY = 4, 8, 9
 

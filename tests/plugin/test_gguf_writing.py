@@ -9,9 +9,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_samples import write_gguf, write_passing_gguf
 
 from cpu_backend.demo_model import make_demo_model
+from tests.plugin.gguf_samples import write_gguf, write_passing_gguf
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/compare/convert/to_gguf.py"
 

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_sysfs import FakeCpu, epyc_nps4, graviton, write_machine, xeon_snc4
-from recorded import FOLDER, NAMES, Recorded
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.layout import Layout, advise
 from cpu_backend.runtime.plan import Machine, ThreadSettings, cpus_apart
 from cpu_backend.runtime.topology import Memory, read_topology
+from tests.plugin.fake_sysfs import FakeCpu, epyc_nps4, graviton, write_machine, xeon_snc4
+from tests.plugin.recorded import FOLDER, NAMES, Recorded
 
 
 def machine_of(root: Path, cpus: list[FakeCpu], **environ: str) -> Machine:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from fake_sysfs import GIB, FakeMachine, graviton, write_machine, xeon_snc4
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.memory import (
@@ -13,6 +12,7 @@ from cpu_backend.runtime.memory import (
     read_memory_status,
     safety_margin,
 )
+from tests.plugin.fake_sysfs import GIB, FakeMachine, graviton, write_machine, xeon_snc4
 
 UNLIMITED_V1 = "9223372036854771712"
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_sysfs import graviton, write_machine, xeon_snc4
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.ray_serve.places import take_node, usable_nodes
 from cpu_backend.runtime.plan import Machine, ThreadSettings
+from tests.plugin.fake_sysfs import graviton, write_machine, xeon_snc4
 
 TAKE = """
 import sys

@@ -11,7 +11,7 @@ from cpu_backend import platform
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers import quantization
 from cpu_backend.layers.quantization import packing
-from cpu_backend.layers.quantization.gptq import CpuGPTQConfig, order_of_channels
+from cpu_backend.layers.quantization.gptq import ChannelGroups, CpuGPTQConfig, order_of_channels
 from tests.ops.test_quant_linear import packed_stream
 
 
@@ -52,6 +52,22 @@ def test_order_of_channels() -> None:
     assert size == 3
     assert channels is not None
     assert channels.view(4, 3).tolist() == [[1, 4, -1], [-1, -1, -1], [0, 2, 3], [5, -1, -1]]
+
+
+def test_merged_layers_must_order_their_channels_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor import parameter
+
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+
+    def groups(*of: int) -> torch.Tensor:
+        return torch.tensor(of, dtype=torch.int32)
+
+    shared = ChannelGroups(data=groups(0, 0, 1, 1), input_dim=0, weight_loader=print)
+    shared.load_qkv_weight(groups(1, 0, 0, 1), shard_id="q")
+    shared.load_qkv_weight(groups(1, 0, 0, 1), shard_id="k")
+    with pytest.raises(ConfigError, match="orders the channels of layers that are merged here"):
+        shared.load_qkv_weight(groups(0, 1, 0, 1), shard_id="v")
 
 
 def gptq(**changes: Any) -> CpuGPTQConfig:

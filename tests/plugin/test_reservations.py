@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_sysfs import graviton, write_machine, xeon_snc4
 
 from cpu_backend.runtime import plan, threads
 from cpu_backend.runtime.plan import Machine, ThreadSettings
 from cpu_backend.runtime.reservations import Reservation, Reservations
+from tests.plugin.fake_sysfs import graviton, write_machine, xeon_snc4
 
 HOLD = """
 import sys

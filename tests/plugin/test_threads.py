@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from fake_sysfs import (
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.runtime import threads
+from cpu_backend.runtime.plan import ThreadPlan, ThreadSettings, plan_threads
+from tests.plugin.fake_sysfs import (
     FakeCpu,
     FakeMachine,
     epyc_nps4,
@@ -15,10 +19,6 @@ from fake_sysfs import (
     write_machine,
     xeon_snc4,
 )
-
-from cpu_backend.errors import ConfigError
-from cpu_backend.runtime import threads
-from cpu_backend.runtime.plan import ThreadPlan, ThreadSettings, plan_threads
 
 
 def plans(

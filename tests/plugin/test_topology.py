@@ -6,15 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_sysfs import (
-    GIB,
-    FakeMachine,
-    epyc_nps4,
-    graviton,
-    hybrid_laptop,
-    write_machine,
-    xeon_snc4,
-)
 
 from cpu_backend.runtime.cgroup import read_cgroup_memory
 from cpu_backend.runtime.sysfs import Memory, format_cpu_list, parse_cpu_list
@@ -23,6 +14,15 @@ from cpu_backend.runtime.topology import (
     read_machine_memory,
     read_node_memory,
     read_topology,
+)
+from tests.plugin.fake_sysfs import (
+    GIB,
+    FakeMachine,
+    epyc_nps4,
+    graviton,
+    hybrid_laptop,
+    write_machine,
+    xeon_snc4,
 )
 
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from cluster import MARK, OPTIONS, Endpoint, free_port
 
-
-@pytest.fixture(scope="session")
-def model_path() -> str:
-    """The demo model, made once in the user's cache."""
-    command = [sys.executable, "-m", "cpu_backend.demo_model"]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+from tests.ray_serve.cluster import MARK, OPTIONS, Endpoint, free_port
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import random
 
 import openai
 import pytest
-from cluster import Endpoint, processes, send_all
+
+from tests.ray_serve.cluster import Endpoint, processes, send_all
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

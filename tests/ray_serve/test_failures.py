@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cluster import OPTIONS, Endpoint, Outcome, processes, send_all
+
+from tests.ray_serve.cluster import OPTIONS, Endpoint, Outcome, processes, send_all
 
 REQUESTS = 1000
 

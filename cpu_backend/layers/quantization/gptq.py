@@ -88,6 +88,25 @@ class CpuGPTQConfig(AutoGPTQConfig):
         return AutoGPTQConfig.get_checkpoint_weight_mapper()
 
 
+class ChannelGroups(RowvLLMParameter):
+    """g_idx of a layer, which its parts (queries, keys and values; gate and up) share.
+
+    They read the same activations, whose magnitudes give the order, so GPTQ orders them alike.
+    """
+
+    is_loaded = False
+
+    def _assert_and_load(self, loaded_weight: torch.Tensor) -> None:
+        if self.is_loaded and not torch.equal(self.data, loaded_weight.to(self.data)):
+            raise ConfigError(
+                "The GPTQ checkpoint orders the channels of layers that are merged here "
+                "(q_proj, k_proj, v_proj or gate_proj, up_proj) differently (g_idx): "
+                "quantize them in one step, or without desc_act."
+            )
+        super()._assert_and_load(loaded_weight)
+        self.is_loaded = True
+
+
 @register_weight_loader_v2_supported_method
 class CpuGPTQLinearMethod(LinearMethodBase):
     """qweight int32 [in * bits / 32, out], scales [groups, out], qzeros [groups, out * bits / 32],
@@ -154,7 +173,7 @@ class CpuGPTQLinearMethod(LinearMethodBase):
         if self.config.desc_act:
             order = torch.arange(input_size_per_partition, dtype=torch.int32) // self.group
             layer.register_parameter(
-                "g_idx", RowvLLMParameter(data=order, input_dim=0, weight_loader=loader)
+                "g_idx", ChannelGroups(data=order, input_dim=0, weight_loader=loader)
             )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
