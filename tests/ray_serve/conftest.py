@@ -25,6 +25,7 @@ def deploy(
         "VLLM_CPU_KVCACHE_SPACE": "0.5",
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # by default anything else on the machine comes first
     }
     import ray
     from ray import serve
