@@ -19,6 +19,7 @@ bool all_gather(Group& group, int lane, const char* input, int64_t bytes, char* 
                 int64_t stride);
 
 // Rank r's input[bytes] goes to outputs[r] on rank `to`; the others' `outputs` is not looked at.
+// They may be done before `to` is, and must not leave the group before the next meeting.
 bool gather(Group& group, int lane, const char* input, int64_t bytes, char* const* outputs, int to);
 
 // A message: returns when it lies in the mailbox, or what does not fit has been taken out.

@@ -96,7 +96,7 @@ bool Group::alive() {
 }
 
 void Group::abandon() {
-  failed_ = true;
+  abandoned_ = failed_ = true;
   int32_t nobody = 0;
   if (memory_) header().abandoned_by.compare_exchange_strong(nobody, options_.rank + 1);
 }

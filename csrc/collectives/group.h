@@ -78,11 +78,13 @@ class Group {
   // Chunks that this rank has started in a lane; the caller's thread owns the lane.
   uint64_t& next(int lane) { return next_[static_cast<size_t>(lane)].chunk; }
 
-  // Waits on `bell` until ready(); false once the group has failed.
+  // Waits on `bell` until ready(); false once the group has failed.  What a rank has shown before
+  // it left still counts: it may leave as soon as the others need nothing more of it.
   template <class Ready>
   bool wait(Doorbell& bell, const Ready& ready) {
-    if (failed_.load(std::memory_order_relaxed)) return false;
-    return ready() || bell.wait(ready, [this] { return alive(); });
+    if (abandoned_.load(std::memory_order_relaxed)) return false;
+    if (ready()) return true;
+    return !failed_.load(std::memory_order_relaxed) && bell.wait(ready, [this] { return alive(); });
   }
 
   // No rank can go on: all waits of all ranks end within kNap, now and later.
@@ -111,7 +113,8 @@ class Group {
   std::vector<Next> next_;
   int64_t mailboxes_at_, slots_at_, mail_slots_at_, bytes_;  // offsets in the mapping
   char* memory_ = nullptr;
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false};     // some rank is gone or has given up
+  std::atomic<bool> abandoned_{false};  // this one has
   std::atomic<bool> lengths_differ_{false};
 };
 

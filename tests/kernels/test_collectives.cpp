@@ -42,7 +42,12 @@ void with_ranks(int size, int lanes, const std::function<void(Group&)>& run) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank)
     ranks.emplace_back([&, rank] {
-      if (auto group = open_group({name, size, rank, lanes, best()})) run(*group);
+      if (auto group = open_group({name, size, rank, lanes, best()})) {
+        run(*group);
+        // Nobody leaves while another one is still at work: that would be a lost rank to it.
+        Bytes all(static_cast<size_t>(size));
+        (void)all_gather(*group, 0, all.data() + rank, 1, all.data(), 1);
+      }
     });
   for (std::thread& rank : ranks) rank.join();
 }
