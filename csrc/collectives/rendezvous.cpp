@@ -62,37 +62,40 @@ bool is_same_user(int link) {
   return getsockopt(link, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
-bool send_descriptor(int link, int fd) {
+// One byte, without which nothing is sent, and beside it a descriptor as SCM_RIGHTS.
+struct Message {
   char byte = 0;
   iovec text{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &text;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  return sendmsg(link, &message, MSG_NOSIGNAL) == 1;
+  msghdr header{};
+
+  Message() {
+    header.msg_iov = &text;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+  }
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+};
+
+bool send_descriptor(int link, int fd) {
+  Message message;
+  cmsghdr* rights = CMSG_FIRSTHDR(&message.header);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  return sendmsg(link, &message.header, MSG_NOSIGNAL) == 1;
 }
 
 Descriptor receive_descriptor(int link) {
-  char byte = 0;
-  iovec text{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &text;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (recvmsg(link, &message, MSG_CMSG_CLOEXEC) != 1) return Descriptor();
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (!header || header->cmsg_type != SCM_RIGHTS) return Descriptor();
+  Message message;
+  if (recvmsg(link, &message.header, MSG_CMSG_CLOEXEC) != 1) return Descriptor();
+  const cmsghdr* rights = CMSG_FIRSTHDR(&message.header);
+  if (!rights || rights->cmsg_type != SCM_RIGHTS) return Descriptor();
   int fd = -1;
-  memcpy(&fd, CMSG_DATA(header), sizeof fd);
+  memcpy(&fd, CMSG_DATA(rights), sizeof fd);
   return Descriptor(fd);
 }
 

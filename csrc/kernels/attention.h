@@ -12,9 +12,8 @@
 //           A sink adds exp(sink) to the denominator and nothing to the output.
 // Codes     fp8 is decoded in registers where it multiplies.  int8 meets queries and probabilities
 //           that were turned into 16-bit integers, per row and page.  A scale of all keys goes
-// into
-//           the query and one of all values into the output; a scale per token goes into the score
-//           and into the probability.
+//           into the query and one of all values into the output; a scale per token goes into the
+//           score and into the probability.
 // Numerics  everything in fp32, one rounding on store.  A row that sees no token gives zeros.
 // Threads   none: one item at a time; scratch of attend_scratch_floats() per thread.
 #pragma once

@@ -192,8 +192,8 @@ CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, co
     const float scale = load_raw<float>(a + r * a_stride - kScaleHalves);
     for (int v = 0; v < kVecs; ++v) {
       float* at = c + r * c_stride + v * kLanes;
-      const Vec product = from_int(acc[r][v]) * scale;
-      store(at, accumulate ? load(at) + product : product);
+      // One expression for both, so that all tiles contract it to the same multiply-add.
+      store(at, (accumulate ? load(at) : Vec{}) + from_int(acc[r][v]) * scale);
     }
   }
 }

@@ -109,9 +109,9 @@ def test_missing_model_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_unsupported_cache_dtype_is_named(model_path: str) -> None:
-    done = serve(model_path, "--device", "cpu", "--kv-cache-dtype", "fp8")
+    done = serve(model_path, "--device", "cpu", "--kv-cache-dtype", "nvfp4")
     assert done.returncode != 0
-    assert "--kv-cache-dtype fp8 is not supported" in done.stdout
+    assert "--kv-cache-dtype nvfp4 is not supported" in done.stdout
 
 
 def test_truncated_weights_are_refused(model_path: str, tmp_path: Path) -> None:

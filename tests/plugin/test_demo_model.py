@@ -134,7 +134,8 @@ def test_damaged_checkpoint_is_replaced(target, small_gguf, damage):
 def start_converting(target, gguf_file, before="pass"):
     """Run the command in another process, with the small file passing for the real one."""
     program = f"""
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # even where the tests ignore Ctrl-C
 from cpu_backend.demo_model import checkpoint, fetch
 from cpu_backend.demo_model.__main__ import main
 fetch.GGUF_SHA256 = {fetch.GGUF_SHA256!r}

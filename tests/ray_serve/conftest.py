@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from tests.ray_serve.cluster import MARK, OPTIONS, Endpoint, free_port
 
 
 @pytest.fixture(scope="session")
-def deploy(model_path: str) -> Iterator[Callable[..., Endpoint]]:
+def deploy(
+    model_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Endpoint]]:
     """``deploy(**settings)``: starts the application, or replaces it by one with new settings."""
     first, second = sorted(os.sched_getaffinity(0))[:2]
     os.environ |= {
@@ -28,7 +31,9 @@ def deploy(model_path: str) -> Iterator[Callable[..., Endpoint]]:
 
     from cpu_backend.ray_serve import build
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # Ray puts the folder it is started in on its workers' path, and this one has no library in it.
+    with contextlib.chdir(tmp_path_factory.mktemp("driver")):
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
 

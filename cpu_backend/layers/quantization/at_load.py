@@ -21,15 +21,13 @@ import torch
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import (
-    QuantizationConfig,
-    QuantizeMethodBase,
-)
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
 )
 
+from cpu_backend.layers.quantization.packing import OwnConfig
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 logger = init_logger("vllm.cpu_backend")
@@ -176,27 +174,10 @@ class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
         layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
-class _AtLoadConfig(QuantizationConfig):
-    """What both share: no configuration in the checkpoint, every activation dtype."""
+class _AtLoadConfig(OwnConfig):
+    """What both share: no configuration in the checkpoint."""
 
-    name: str
     pack: Callable[[torch.Tensor], QuantizedLinear]
-
-    @classmethod
-    def get_name(cls) -> Any:
-        return cls.name
-
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        return [torch.float32, torch.bfloat16, torch.float16]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> _AtLoadConfig:

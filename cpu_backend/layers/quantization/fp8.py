@@ -20,16 +20,19 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearLayerConfig,
 )
 
-from cpu_backend.layers.quantization.packing import naming, pack, weight_only_activations
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.layers.quantization.packing import (
+    PackedKernel,
+    naming,
+    pack,
+    weight_only_activations,
+)
+from cpu_backend.ops import Activations, Codes, GroupScales
 
 FLOAT = Activations("float")
 
 
-class CpuFp8Linear(FP8ScaledMMLinearKernel):
+class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
     """e4m3 weights with a scale per tensor, per column or per block."""
-
-    packed: QuantizedLinear
 
     def __init__(
         self, c: FP8ScaledMMLinearLayerConfig, layer_param_names: Sequence[str] | None = None
@@ -37,11 +40,6 @@ class CpuFp8Linear(FP8ScaledMMLinearKernel):
         # Not the parent's, which prepares to quantize activations.
         del layer_param_names
         self.config = c
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-        """On every CPU."""
-        return True, None
 
     @classmethod
     def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
@@ -84,26 +82,13 @@ class CpuFp8Linear(FP8ScaledMMLinearKernel):
             scale = torch.cat([s.expand(w) for s, w in zip(scale.flatten(), widths, strict=True)])
         return scale.reshape(1, -1).expand(1, out_features)
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
-
     def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
         """The parent's hook for quantized activations, of which there are none."""
         raise NotImplementedError
 
 
-class CpuMxfp8Linear(Mxfp8LinearKernel):
+class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
     """e4m3 weights with a power of two per 32 channels."""
-
-    packed: QuantizedLinear
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-        """On every CPU."""
-        return True, None
 
     @classmethod
     def can_implement(cls, c: Mxfp8LinearLayerConfig) -> tuple[bool, str | None]:
@@ -124,26 +109,13 @@ class CpuMxfp8Linear(Mxfp8LinearKernel):
             "weight_scale",
         )
 
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
-
 
 # Twice the numbers of e2m1: whole, so that they are int8 codes.
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
-class CpuMxfp4Linear(MxFp4LinearKernel):
+class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
     """e2m1 weights with a power of two per 32 channels, kept as int8 without loss."""
-
-    packed: QuantizedLinear
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-        """On every CPU."""
-        return True, None
 
     @classmethod
     def can_implement(cls, config: MxFp4LinearLayerConfig) -> tuple[bool, str | None]:
@@ -165,12 +137,6 @@ class CpuMxfp4Linear(MxFp4LinearKernel):
             "weight",
             "weight_scale",
         )
-
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:

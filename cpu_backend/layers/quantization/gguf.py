@@ -23,10 +23,7 @@ from vllm.model_executor.layers.linear import (
     register_weight_loader_v2_supported_method,
 )
 from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import (
-    QuantizationConfig,
-    QuantizeMethodBase,
-)
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -40,7 +37,7 @@ from cpu_backend.gguf import blocks
 from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
-from cpu_backend.layers.quantization.packing import naming, weight_only_activations
+from cpu_backend.layers.quantization.packing import OwnConfig, naming, weight_only_activations
 from cpu_backend.ops import Codes, GroupScales, PackedLinear, QuantizedLinear
 
 
@@ -50,32 +47,14 @@ def opened(file: str) -> Checkpoint:
     return Checkpoint(GgufFile(Path(file), vocabulary=False))
 
 
-class CpuGgufConfig(QuantizationConfig):
+class CpuGgufConfig(OwnConfig):
     """``quantization_config`` of the folder that stands for a GGUF file: the file's path."""
+
+    name = METHOD
 
     def __init__(self, file: str) -> None:
         super().__init__()
         self.file = file
-
-    @classmethod
-    def get_name(cls) -> Any:
-        """The method's name in config.json."""
-        return METHOD
-
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """All of this backend's."""
-        return [torch.float32, torch.bfloat16, torch.float16]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        """None: this is no GPU."""
-        return 0
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        """None: config.json has it all."""
-        return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CpuGgufConfig:

@@ -8,19 +8,12 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearLayerConfig,
 )
 
-from cpu_backend.layers.quantization.packing import naming, pack
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.layers.quantization.packing import PackedKernel, naming, pack
+from cpu_backend.ops import Activations, Codes, GroupScales
 
 
-class CpuInt8Linear(Int8ScaledMMLinearKernel):
+class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
     """One integer product over all input channels, scaled by row and column."""
-
-    packed: QuantizedLinear
-
-    @classmethod
-    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
-        """On every CPU."""
-        return True, None
 
     @classmethod
     def can_implement(cls, c: Int8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
@@ -60,9 +53,3 @@ class CpuInt8Linear(Int8ScaledMMLinearKernel):
         low = (scale * (-128 - zeros)).min().item()
         merged = (high - low) / 255
         return Activations("int8_static_azp", merged, round(-128 - low / merged))
-
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)

@@ -4,13 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+
+
+class OwnConfig(QuantizationConfig):
+    """A method of this backend's own: no file of settings, no GPU, every activation dtype."""
+
+    name: str
+
+    @classmethod
+    def get_name(cls) -> Any:
+        """What ``--quantization`` and config.json call it."""
+        return cls.name
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        """All of this backend's."""
+        return [torch.float32, torch.bfloat16, torch.float16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """None: this is no GPU."""
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """None."""
+        return []
+
+
+class PackedKernel:
+    """What this backend's entries in the host's registries of linear kernels share."""
+
+    packed: QuantizedLinear
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """On every CPU."""
+        return True, None
+
+    def apply_weights(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] to [..., out] in x's dtype."""
+        return self.packed(x, None, bias)
 
 
 def weight_only_activations() -> Activations:

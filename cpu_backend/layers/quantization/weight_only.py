@@ -14,22 +14,21 @@ from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import (
 from vllm.scalar_type import ScalarType, scalar_types
 
 from cpu_backend.layers.quantization.packing import (
+    PackedKernel,
     kept_bits,
     pack,
     unpack_rows,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Activations, Codes, GroupScales
 
 
 def _is_unsigned(kind: ScalarType) -> bool:
     return bool(kind.is_integer() and not kind.is_signed() and 2 <= kind.size_bits <= 8)
 
 
-class CpuWeightOnlyLinear(MPLinearKernel):
+class CpuWeightOnlyLinear(PackedKernel, MPLinearKernel):
     """Codes of 2 to 8 bits with scales per group, and zero points if any."""
-
-    packed: QuantizedLinear
 
     @classmethod
     def get_min_capability(cls) -> int:
@@ -77,9 +76,3 @@ class CpuWeightOnlyLinear(MPLinearKernel):
             activations,
             *(name for name in names if hasattr(layer, name)),
         )
-
-    def apply_weights(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
