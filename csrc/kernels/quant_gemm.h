@@ -229,10 +229,16 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
   }
 }
 
-// Any number of rows up to kQuantRows, as a compile-time constant.  One row takes up to four panels
-// side by side: as many streams of memory, which a core reads faster than one.
+// One row of pairs takes four panels side by side: as many streams of memory, which a core reads
+// faster than one (int8 by a third).  Sums of quads would no longer fit the registers.
 constexpr int64_t kSideBySide = 4;
 
+CPU_BACKEND_INLINE bool are_side_by_side(const QuantLayout& layout) {
+  return layout.activations != Activations::kFloat &&
+         !(uses_quads(layout) && (layout.bits == 4 || kQuads8));
+}
+
+// Any number of rows up to kQuantRows, as a compile-time constant.
 template <int kBits, bool kQuads, int kRows = kQuantRows>
 CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemmArgs& args,
                                    int64_t row, const TileCodes& codes, float* block) {
@@ -242,9 +248,13 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
     } else {
       quant_rows<kBits, kQuads, kRows - 1>(rows, panels, args, row, codes, block);
     }
-  } else if (panels == kSideBySide) {
-    quant_tile<kBits, kQuads, 1, kSideBySide>(args, row, codes, block);
   } else {
+    if constexpr (!kQuads) {
+      if (panels == kSideBySide) {
+        quant_tile<kBits, kQuads, 1, kSideBySide>(args, row, codes, block);
+        return;
+      }
+    }
     quant_tile<kBits, kQuads, 1, 1>(args, row, codes, block);
   }
 }
@@ -295,7 +305,7 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
   const int64_t tiles = ceil_div(count, floats ? kFloatRows : kQuantRows);
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
-  const int64_t at_once = count == 1 && !floats ? kSideBySide : 1;
+  const int64_t at_once = count == 1 && are_side_by_side(args.layout) ? kSideBySide : 1;
   TileCodes codes{};
   codes.stride = bytes;
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
