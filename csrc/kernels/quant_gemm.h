@@ -32,9 +32,27 @@ typedef uint16_t VecHalves __attribute__((vector_size(kVectorBytes)));
 // Shifts both halves of each lane.
 CPU_BACKEND_INLINE VecU shift_halves(VecU x, int bits) { return (VecU)((VecHalves)x >> bits); }
 
-template <int kRows>
+template <int kRows, int kPanels>
 struct IntTile {
-  VecI sum[kRows][kPanelVecs];
+  VecI sum[kPanels][kRows][kPanelVecs];
+};
+
+// Codes of some panels that lie `stride` bytes apart, and a part of what comes after them, which is
+// fetched into L2 meanwhile: `ahead_step` bytes per step.
+struct TileCodes {
+  const char* at;
+  int64_t stride;
+  const char* ahead;
+  int64_t ahead_step;
+
+  CPU_BACKEND_INLINE const uint32_t* words(int panel) const {
+    return reinterpret_cast<const uint32_t*>(at + panel * stride);
+  }
+  CPU_BACKEND_INLINE void next_step(int bits) {
+    at += 4 * step_words(bits) * kPanelWidth;
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += ahead_step;
+  }
 };
 
 // One word per column of codes as pairs: word i of `a` of each row meets the codes at 4 * place.
@@ -47,66 +65,77 @@ CPU_BACKEND_INLINE VecU code_pairs(VecU word) {
   return (kBegin ? shift_halves(word, kBegin) : word) & 0x000f000fu;
 }
 
-template <int kBits, int kPart, int kRows>
-CPU_BACKEND_INLINE void dot_part(IntTile<kRows>& tile, const char* a, int64_t a_stride,
-                                 const uint32_t* codes) {
-  VecU pairs[kPanelVecs];
-  for (int v = 0; v < kPanelVecs; ++v)
-    pairs[v] = code_pairs<kBits, kPart>(load_raw<VecU>(codes + v * kLanes));
-  for (int r = 0; r < kRows; ++r) {
-    int32_t x;
-    __builtin_memcpy(&x, a + r * a_stride + 4 * kPart, 4);
-    const VecI both = broadcast(x);
+template <int kBits, int kPart, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a, int64_t a_stride,
+                                 const TileCodes& codes, int word) {
+  for (int p = 0; p < kPanels; ++p) {
+    const uint32_t* words = codes.words(p) + word * kPanelWidth;
+    VecU pairs[kPanelVecs];
     for (int v = 0; v < kPanelVecs; ++v)
-      tile.sum[r][v] = dot_pairs(tile.sum[r][v], both, (VecI)pairs[v]);
-  }
-}
-
-template <int kBits, int kRows>
-CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows>& tile, const char* a, int64_t a_stride,
-                                        const uint32_t* codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += 16, codes += step_words(kBits) * kPanelWidth) {
-    dot_part<kBits, 0>(tile, a, a_stride, codes);
-    dot_part<kBits, 1>(tile, a, a_stride, codes);
-    if constexpr (kBits == 8) {
-      dot_part<kBits, 0>(tile, a + 8, a_stride, codes + kPanelWidth);
-      dot_part<kBits, 1>(tile, a + 8, a_stride, codes + kPanelWidth);
-    } else {
-      dot_part<kBits, 2>(tile, a, a_stride, codes);
-      dot_part<kBits, 3>(tile, a, a_stride, codes);
+      pairs[v] = code_pairs<kBits, kPart>(load_raw<VecU>(words + v * kLanes));
+    for (int r = 0; r < kRows; ++r) {
+      int32_t x;
+      __builtin_memcpy(&x, a + r * a_stride, 4);
+      const VecI both = broadcast(x);
+      for (int v = 0; v < kPanelVecs; ++v)
+        tile.sum[p][r][v] = dot_pairs(tile.sum[p][r][v], both, (VecI)pairs[v]);
     }
   }
 }
 
-template <int kBits, int kRows>
-CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows>& tile, const char* a, int64_t a_stride,
-                                        const uint32_t* codes, int64_t steps) {
+template <int kBits, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
+                                        int64_t a_stride, TileCodes& codes, int64_t steps) {
+  IntTile<kRows, kPanels> sums = tile;  // a copy of its own stays in registers
+  for (int64_t s = 0; s < steps; ++s, a += 16, codes.next_step(kBits)) {
+    dot_part<kBits, 0>(sums, a, a_stride, codes, 0);
+    dot_part<kBits, 1>(sums, a + 4, a_stride, codes, 0);
+    if constexpr (kBits == 8) {
+      dot_part<kBits, 0>(sums, a + 8, a_stride, codes, 1);
+      dot_part<kBits, 1>(sums, a + 12, a_stride, codes, 1);
+    } else {
+      dot_part<kBits, 2>(sums, a + 8, a_stride, codes, 0);
+      dot_part<kBits, 3>(sums, a + 12, a_stride, codes, 0);
+    }
+  }
+  tile = sums;
+}
+
+// The first or second four channels of a step.
+template <int kBits>
+CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
+  if constexpr (kBits == 8) return load_raw<VecU>(words + half * kPanelWidth);
+  const VecU word = load_raw<VecU>(words);
+  return (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
+}
+
+template <int kBits, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
+                                        int64_t a_stride, TileCodes& codes, int64_t steps) {
   constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
   while (steps > 0) {
     const int64_t now = steps < kChain ? steps : kChain;
-    QuadSum sums[kRows][kPanelVecs] = {};
-    for (int64_t s = 0; s < now; ++s, a += 8, codes += step_words(kBits) * kPanelWidth) {
+    QuadSum sums[kPanels][kRows][kPanelVecs] = {};
+    for (int64_t s = 0; s < now; ++s, a += 8, codes.next_step(kBits)) {
       for (int half = 0; half < 2; ++half) {
-        VecU quads[kPanelVecs];
-        for (int v = 0; v < kPanelVecs; ++v) {
-          if constexpr (kBits == 8) {
-            quads[v] = load_raw<VecU>(codes + half * kPanelWidth + v * kLanes);
-          } else {
-            const VecU word = load_raw<VecU>(codes + v * kLanes);
-            quads[v] = (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
+        for (int p = 0; p < kPanels; ++p) {
+          VecU quads[kPanelVecs];
+          for (int v = 0; v < kPanelVecs; ++v)
+            quads[v] = code_quads<kBits>(codes.words(p) + v * kLanes, half);
+          for (int r = 0; r < kRows; ++r) {
+            int32_t x;
+            __builtin_memcpy(&x, a + r * a_stride + 4 * half, 4);
+            const VecI four = broadcast(x);
+            for (int v = 0; v < kPanelVecs; ++v)
+              sums[p][r][v] = dot_quads(sums[p][r][v], four, quads[v]);
           }
-        }
-        for (int r = 0; r < kRows; ++r) {
-          int32_t x;
-          __builtin_memcpy(&x, a + r * a_stride + 4 * half, 4);
-          const VecI four = broadcast(x);
-          for (int v = 0; v < kPanelVecs; ++v) sums[r][v] = dot_quads(sums[r][v], four, quads[v]);
         }
       }
     }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kPanelVecs; ++v)
-        tile.sum[r][v] = add_quad_sum(tile.sum[r][v], sums[r][v]);
+    for (int p = 0; p < kPanels; ++p)
+      for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kPanelVecs; ++v)
+          tile.sum[p][r][v] = add_quad_sum(tile.sum[p][r][v], sums[p][r][v]);
     steps -= now;
   }
 }
@@ -121,21 +150,21 @@ struct TileRows {
 
 // What the dot product of a segment starts from: minus zero * sum; with kOffset, zero.
 template <int kRows>
-CPU_BACKEND_INLINE void start_tile(const QuantLayout& layout, const char* group, const TileRows& a,
-                                   IntTile<kRows>& tile) {
+CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group, const TileRows& a,
+                                    VecI (&sum)[kRows][kPanelVecs]) {
   const int64_t stride = a.stride / 4;
   switch (layout.zero) {
     case ZeroKind::kMiddle:
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kPanelVecs; ++v)
-          tile.sum[r][v] = broadcast(-a.sums[r * stride] * (1 << (layout.bits - 1)));
+          sum[r][v] = broadcast(-a.sums[r * stride] * (1 << (layout.bits - 1)));
       return;
     case ZeroKind::kPoint:
       for (int v = 0; v < kPanelVecs; ++v) {
         const VecI zero =
             round_to_int(load_scale(layout.scale_type, group + scale_bytes(layout), v));
         for (int r = 0; r < kRows; ++r)
-          tile.sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(-a.sums[r * stride]));
+          sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(-a.sums[r * stride]));
       }
       return;
     case ZeroKind::kOffset:
@@ -145,28 +174,29 @@ CPU_BACKEND_INLINE void start_tile(const QuantLayout& layout, const char* group,
 
 // block[kRows][kPanelWidth] += one segment, scaled.
 template <int kRows>
-CPU_BACKEND_INLINE void add_tile(const QuantLayout& layout, const char* group, const TileRows& a,
-                                 const IntTile<kRows>& tile, float* block) {
+CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, const TileRows& a,
+                                  const VecI (&sum)[kRows][kPanelVecs], float* block) {
   const int64_t stride = a.stride / 4;
   for (int v = 0; v < kPanelVecs; ++v, block += kLanes) {
     const Vec scale = load_scale(layout.scale_type, group, v);
     for (int r = 0; r < kRows; ++r) {
       float* at = block + r * kPanelWidth;
-      store(at, load(at) + from_int(tile.sum[r][v]) * a.scales[r * stride] * scale);
+      store(at, load(at) + from_int(sum[r][v]) * a.scales[r * stride] * scale);
     }
     if (layout.zero != ZeroKind::kOffset) continue;
     const Vec zero = load_scale(layout.scale_type, group + scale_bytes(layout), v);
     for (int r = 0; r < kRows; ++r) {
       float* at = block + r * kPanelWidth;
-      const float sum = static_cast<float>(a.sums[r * stride]) * a.scales[r * stride];
-      store(at, load(at) + zero * sum);
+      const float total = static_cast<float>(a.sums[r * stride]) * a.scales[r * stride];
+      store(at, load(at) + zero * total);
     }
   }
 }
 
-// Rows [row, row + kRows) of one panel into block[kRows][kPanelWidth].
-template <int kBits, bool kQuads, int kRows>
-void quant_tile(const QuantGemmArgs& args, int64_t row, const char* panel, float* block) {
+// Rows [row, row + kRows) of some panels into block[kPanels][kRows][kPanelWidth].
+template <int kBits, bool kQuads, int kRows, int kPanels>
+CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, TileCodes codes,
+                                     float* block) {
   const QuantLayout& layout = args.layout;
   const int64_t segment = layout.segment_steps();
   TileRows a;
@@ -174,78 +204,127 @@ void quant_tile(const QuantGemmArgs& args, int64_t row, const char* panel, float
   a.codes = static_cast<const char*>(args.rows) + row * a.stride;
   a.scales = reinterpret_cast<const float*>(a.codes + row_codes_bytes(layout));
   a.sums = reinterpret_cast<const int32_t*>(a.scales + layout.segments());
-  for (int i = 0; i < kRows * kPanelVecs; ++i) store(block + i * kLanes, Vec{});
+  for (int i = 0; i < kPanels * kRows * kPanelVecs; ++i) store(block + i * kLanes, Vec{});
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
-    const char* group = panel;
-    const uint32_t* codes = reinterpret_cast<const uint32_t*>(group + group_head_bytes(layout));
+    const char* group = codes.at;
+    codes.at += group_head_bytes(layout);
     for (int64_t left = ceil_div(channels, QuantLayout::kStep); left > 0; left -= segment) {
       const int64_t steps = left < segment ? left : segment;
-      IntTile<kRows> tile{};
-      start_tile(layout, group, a, tile);
+      IntTile<kRows, kPanels> tile{};
+      for (int p = 0; p < kPanels; ++p)
+        start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
       if constexpr (kQuads) {
         dot_steps_quads<kBits>(tile, a.codes, a.stride, codes, steps);
       } else {
         dot_steps_pairs<kBits>(tile, a.codes, a.stride, codes, steps);
       }
-      add_tile(layout, group, a, tile, block);
+      for (int p = 0; p < kPanels; ++p)
+        add_panel(layout, group + p * codes.stride, a, tile.sum[p],
+                  block + p * kRows * kPanelWidth);
       ++a.scales;
       ++a.sums;
       a.codes += steps * QuantLayout::kStep * (kQuads ? 1 : 2);
-      codes += steps * step_words(kBits) * kPanelWidth;
     }
-    panel = reinterpret_cast<const char*>(codes);
   }
+}
+
+// One row of pairs takes four panels side by side: as many streams of memory, which a core reads
+// faster than one (int8 by a third).  Sums of quads would no longer fit the registers.
+constexpr int64_t kSideBySide = 4;
+
+CPU_BACKEND_INLINE bool are_side_by_side(const QuantLayout& layout) {
+  return layout.activations != Activations::kFloat &&
+         !(uses_quads(layout) && (layout.bits == 4 || kQuads8));
 }
 
 // Any number of rows up to kQuantRows, as a compile-time constant.
 template <int kBits, bool kQuads, int kRows = kQuantRows>
-CPU_BACKEND_INLINE void quant_rows(int64_t count, const QuantGemmArgs& args, int64_t row,
-                                   const char* panel, float* block) {
-  if (count == kRows) {
-    quant_tile<kBits, kQuads, kRows>(args, row, panel, block);
-  } else if constexpr (kRows > 1) {
-    quant_rows<kBits, kQuads, kRows - 1>(count, args, row, panel, block);
+CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemmArgs& args,
+                                   int64_t row, const TileCodes& codes, float* block) {
+  if constexpr (kRows > 1) {
+    if (rows == kRows) {
+      quant_tile<kBits, kQuads, kRows, 1>(args, row, codes, block);
+    } else {
+      quant_rows<kBits, kQuads, kRows - 1>(rows, panels, args, row, codes, block);
+    }
+  } else {
+    if constexpr (!kQuads) {
+      if (panels == kSideBySide) {
+        quant_tile<kBits, kQuads, 1, kSideBySide>(args, row, codes, block);
+        return;
+      }
+    }
+    quant_tile<kBits, kQuads, 1, 1>(args, row, codes, block);
   }
 }
 
 constexpr int64_t quant_scratch_floats() { return float_scratch_floats(); }
+static_assert(quant_scratch_floats() >= kSideBySide * kQuantRows * kPanelWidth, "block");
 
-// Rows [rows.begin, rows.end) x panels [panels.begin, panels.end) of c, whose type is T or fp32.
+// Rows [row, row + rows) of `panels` panels from `panel` on, into block[panels][rows][kPanelWidth].
+static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t panels,
+                               const TileCodes& codes, float* block) {
+  if (args.layout.activations == Activations::kFloat) {
+    float_block(args, row, rows, codes.at, block);
+  } else if (args.layout.bits == 4) {
+    uses_quads(args.layout) ? quant_rows<4, true>(rows, panels, args, row, codes, block)
+                            : quant_rows<4, false>(rows, panels, args, row, codes, block);
+  } else if (kQuads8 && uses_quads(args.layout)) {
+    quant_rows<8, kQuads8>(rows, panels, args, row, codes, block);
+  } else {
+    quant_rows<8, false>(rows, panels, args, row, codes, block);
+  }
+}
+
+// One tile's results, with the caller's correction, bias and rounding.
 template <class T>
-void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const QuantLayout& layout = args.layout;
-  const bool quads = uses_quads(layout);
-  const bool floats = layout.activations == Activations::kFloat;
-  const int64_t row_step = floats ? kFloatRows : kQuantRows;
+void store_quant(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t panel,
+                 float* block) {
+  const int64_t column = panel * kPanelWidth;
+  const int64_t left = args.layout.n - column;
+  const int64_t columns = left < kPanelWidth ? left : kPanelWidth;
+  if (args.row_shift) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c)
+        block[r * kPanelWidth + c] += args.row_shift[row + r] * args.column_shift[column + c];
+  }
   GemmArgs out{};
   out.epilogue.bias = args.bias;
   out.c = args.c;
   out.c_stride = args.c_stride;
   out.float_output = args.float_output;
-  for (int64_t p = panels.begin; p < panels.end; ++p) {
-    const char* panel = static_cast<const char*>(args.packed) + p * panel_bytes(layout);
-    const int64_t column = p * kPanelWidth;
-    const int64_t columns = layout.n - column < kPanelWidth ? layout.n - column : kPanelWidth;
-    for (int64_t r = rows.begin; r < rows.end; r += row_step) {
-      const int64_t count = rows.end - r < row_step ? rows.end - r : row_step;
-      if (floats) {
-        float_block(args, r, count, panel, scratch);
-      } else if (layout.bits == 4) {
-        quads ? quant_rows<4, true>(count, args, r, panel, scratch)
-              : quant_rows<4, false>(count, args, r, panel, scratch);
-      } else if (kQuads8 && quads) {
-        quant_rows<8, kQuads8>(count, args, r, panel, scratch);
-      } else {
-        quant_rows<8, false>(count, args, r, panel, scratch);
-      }
-      if (args.row_shift) {
-        for (int64_t i = 0; i < count; ++i)
-          for (int64_t c = 0; c < columns; ++c)
-            scratch[i * kPanelWidth + c] += args.row_shift[r + i] * args.column_shift[column + c];
-      }
-      store_block<T>(out, r, count, column, columns, scratch, kPanelWidth);
+  store_block<T>(out, row, rows, column, columns, block, kPanelWidth);
+}
+
+// Rows [rows.begin, rows.end) x panels [panels.begin, panels.end) of c, whose type is T or fp32.
+template <class T>
+void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
+  const bool floats = args.layout.activations == Activations::kFloat;
+  const int64_t count = rows.end - rows.begin;
+  const int64_t tiles = ceil_div(count, floats ? kFloatRows : kQuantRows);
+  const int64_t bytes = panel_bytes(args.layout);
+  const int64_t steps = args.layout.steps();
+  const int64_t at_once = count == 1 && are_side_by_side(args.layout) ? kSideBySide : 1;
+  TileCodes codes{};
+  codes.stride = bytes;
+  // With several tiles only the first would wait for the panel, and longer than it computes: so all
+  // of them fetch a part of the next one.  A single tile is best left to the hardware.
+  codes.ahead_step = tiles > 1 ? bytes / (tiles * steps) : 0;
+  for (int64_t p = panels.begin; p < panels.end;) {
+    codes.at = static_cast<const char*>(args.packed) + p * bytes;
+    const int64_t together = p + at_once <= panels.end ? at_once : 1;
+    for (int64_t t = 0; t < tiles; ++t) {
+      // Tiles that differ by at most one row: small ones hide less latency.
+      const Slice tile = split(count, tiles, t);
+      const int64_t row = rows.begin + tile.begin;
+      const int64_t size = tile.end - tile.begin;
+      codes.ahead = codes.at + (tiles > 1 ? bytes + t * steps * codes.ahead_step : 0);
+      quant_block(args, row, size, together, codes, scratch);
+      for (int64_t i = 0; i < together; ++i)
+        store_quant<T>(args, row, size, p + i, scratch + i * size * kPanelWidth);
     }
+    p += together;
   }
 }
 
