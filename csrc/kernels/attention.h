@@ -99,9 +99,10 @@ CPU_BACKEND_INLINE RowMask row_mask(const AttendArgs& args, int32_t request, int
   return mask;
 }
 
-// into <- into (+) part, in this order.
-CPU_BACKEND_INLINE void merge_states(const SoftmaxState& into, const SoftmaxState& part,
-                                     int64_t rows, int64_t head_dim) {
+// into <- into (+) part, in this order.  One copy for all callers, because which of two products is
+// contracted with their sum is the compiler's choice, and must not depend on who merges.
+static CPU_BACKEND_NOINLINE void merge_states(const SoftmaxState& into, const SoftmaxState& part,
+                                              int64_t rows, int64_t head_dim) {
   for (int64_t r = 0; r < rows; ++r) {
     const float max = into.max[r] > part.max[r] ? into.max[r] : part.max[r];
     if (max == kMinusInfinity) continue;

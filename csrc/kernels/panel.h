@@ -188,12 +188,15 @@ CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, co
       for (int v = 0; v < kVecs; ++v) acc[r][v] = dot_pairs(acc[r][v], x, w[v]);
     }
   }
+  // One expression for both cases, so that tiles of all sizes contract it to a multiply-add.
+  if (!accumulate)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + v * kLanes, Vec{});
   for (int r = 0; r < kRows; ++r) {
     const float scale = load_raw<float>(a + r * a_stride - kScaleHalves);
     for (int v = 0; v < kVecs; ++v) {
       float* at = c + r * c_stride + v * kLanes;
-      // One expression for both, so that all tiles contract it to the same multiply-add.
-      store(at, (accumulate ? load(at) : Vec{}) + from_int(acc[r][v]) * scale);
+      store(at, load(at) + from_int(acc[r][v]) * scale);
     }
   }
 }
