@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import json
 import logging
 import math
@@ -68,9 +69,13 @@ class Gateway:
     async def all_metrics(self) -> Response:
         """The metrics of all replicas, each with a label that names it, and the gateway's own."""
         call = Call("GET", "/metrics", b"", [], b"")
-        answers = await asyncio.gather(
-            *(self._named(call, number) for number in range(self._count)), return_exceptions=True
+        # Serve tells calls apart by the id of the request in whose context they are made, so calls
+        # at the same time need a context each; in a shared one all but the last would never start.
+        tasks = (
+            asyncio.create_task(self._named(call, number), context=contextvars.Context())
+            for number in range(self._count)
         )
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
         texts = dict(answer for answer in answers if isinstance(answer, tuple))
         return Response(metrics.merge(texts, self._counters), media_type=metrics.CONTENT_TYPE)
 
