@@ -57,7 +57,8 @@ def test_errors_of_the_host_arrive_as_they_are(endpoint: Endpoint) -> None:
 
 def test_requests_go_where_their_prefix_is_cached(endpoint: Endpoint) -> None:
     client = endpoint.client()
-    prefixes = [text(seed, 400) for seed in range(4)]  # some 400 tokens: three pages
+    # Some 400 tokens each, three pages; so many that both replicas get some, whatever they hold.
+    prefixes = [text(seed, 400) for seed in range(12)]
     before = endpoint.metric("vllm:prefix_cache_hits_total")
     for turn in range(3):
         for number, prefix in enumerate(prefixes):
@@ -67,7 +68,7 @@ def test_requests_go_where_their_prefix_is_cached(endpoint: Endpoint) -> None:
     after = endpoint.metric("vllm:prefix_cache_hits_total")
     hits = {replica: after[replica] - before[replica] for replica in after}
     # Every turn but the first finds three pages of 128 tokens, wherever the first one went.
-    assert sum(hits.values()) == 4 * 2 * 3 * 128
+    assert sum(hits.values()) == len(prefixes) * 2 * 3 * 128
     assert all(hits.values()), f"all prompts went to one replica: {hits}"
 
 
