@@ -117,6 +117,7 @@ class Gateway:
             except TimeoutError:
                 raise RefusedError(503, "no replica has had a place in time") from None
             except BackPressureError:
+                ended = True  # nothing was begun, and cancel() would raise this error once more
                 raise RefusedError(429, "all replicas are busy and enough requests wait") from None
             yield accepted
             async for item in answer:
