@@ -121,7 +121,7 @@ python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the Python te
 KERNEL_PRESETS = native \
 	$(if $(shell command -v aarch64-linux-gnu-g++),qemu-aarch64) \
 	$(if $(shell command -v s390x-linux-gnu-g++),qemu-s390x) \
-	$(if $(shell command -v bochs-headless && command -v x86_64-linux-gnu-g++),bochs-x86_64)
+	$(if $(and $(filter x86_64,$(shell uname -m)),$(shell command -v bochs-headless)),bochs-x86_64)
 kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel tests
 	@for preset in $(KERNEL_PRESETS); do \
 		echo "building and running the kernel tests: $$preset"; \

@@ -16,7 +16,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-x86_64-linux-gnu-g++ -std=c++17 -O1 -Wall -Wextra -DXCR0="${BOCHS_XCR0:-0x600e7}" \
+"${CXX:-c++}" -std=c++17 -O1 -Wall -Wextra -DXCR0="${BOCHS_XCR0:-0x600e7}" \
   -ffreestanding -nostdlib -static -fno-pic -no-pie -fno-exceptions -fno-rtti \
   -fno-stack-protector -fcf-protection=none -mno-red-zone -mgeneral-regs-only \
   -Wl,--build-id=none -Wl,--oformat=binary -T "$here/machine.ld" \
