@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.abc
 import importlib.util
 import os
@@ -51,6 +52,9 @@ def prepare_process() -> None:
     # again, which is half of the time to the first token.  The command line's own default is spawn,
     # for the sake of CUDA.  Nothing here starts threads before the fork (see platform.py).
     os.environ.setdefault(envs.START_METHOD.name, envs.START_METHOD.default)
+    # What the server has imported outlives the engine, which collects garbage several times while
+    # it starts: without this each time visits, and so copies, all that was shared.
+    os.register_at_fork(after_in_child=gc.freeze)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
     accept_fractional_space()

@@ -64,16 +64,25 @@ int64_t packed_elements(int64_t n, int64_t k, int parts) {
 
 template <class T>
 void pack_weight(const PackArgs& args, Slice panels) {
+  constexpr int64_t kDepth = 64;  // a block stays in L1 until all columns are written
   const T* weight = static_cast<const T*>(args.weight);
   const int64_t elements = packed_panel_elements<T>(args.k);
   for (int64_t p = panels.begin; p < panels.end; ++p) {
     T* packed = static_cast<T*>(args.packed) + p * elements;
-    for (int64_t i = 0; i < elements; ++i) packed[i] = T{};
     const Slice columns = panel_columns(args.n, args.parts, p);
-    for (int64_t c = columns.begin; c < columns.end; ++c)
-      for (int64_t k = 0; k < args.k; ++k)
-        packed[panel_offset<T>(k, c - columns.begin, kPanelWidth)] =
-            weight[c * args.n_stride + k * args.k_stride];
+    for (int64_t begin = 0; begin < args.k; begin += kDepth) {
+      const int64_t end = begin + kDepth < args.k ? begin + kDepth : args.k;
+      const int64_t stored = round_up(end - begin, kDepthMultiple<T>) * kPanelWidth;
+      T* block = packed + begin * kPanelWidth;
+      if (columns.end - columns.begin < kPanelWidth || end == args.k)
+        for (int64_t i = 0; i < stored; ++i) block[i] = T{};
+      for (int64_t c = columns.begin; c < columns.end; ++c) {
+        const T* from = weight + c * args.n_stride + begin * args.k_stride;
+        T* to = block + kPairing<T> * (c - columns.begin);
+        for (int64_t k = 0; k < end - begin; ++k)
+          to[panel_offset<T>(k, 0, kPanelWidth)] = from[k * args.k_stride];
+      }
+    }
   }
 }
 

@@ -83,8 +83,7 @@ def test_stream_of_a_killed_replica_ends_with_an_error_event(endpoint: Endpoint)
     endpoint.wait_for_replicas(2)
 
 
-def test_rolling_restart_loses_nothing(deploy: Callable[..., Endpoint]) -> None:
-    endpoint = deploy()
+def test_rolling_restart_loses_nothing(endpoint: Endpoint, deploy: Callable[..., Endpoint]) -> None:
     old = set(processes("ray::ServeReplica:default:engine"))
     stop = threading.Event()
     outcomes: list[Outcome] = []
@@ -126,4 +125,3 @@ def test_nobody_there_is_503_in_time(deploy: Callable[..., Endpoint]) -> None:
     assert outcome.status == 503
     assert int(outcome.retry_after) >= 1
     assert time.monotonic() - start < 60
-    endpoint.wait_for_replicas(2)
