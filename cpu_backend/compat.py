@@ -17,8 +17,6 @@
 |                                | one whole NUMA node to each or no start   |                   |
 | step_aside_when_ready          | HTTP and tokenizers run among the compute | a platform hook   |
 |                                | threads                                   |                   |
-| sleep_where_no_core_is_left    | processes of a server wait for messages   | it asks for cores |
-|                                | in a busy loop, on compute cores too      |                   |
 | unlink_mapped_queues           | a killed server leaves its queues in      | it unlinks them   |
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
@@ -68,7 +66,7 @@ def prepare_process() -> None:
         lambda m: end_with_parent(m.DPCoordinatorProc, "run_coordinator"),
     )
     when_loaded("vllm.v1.engine.core_client", step_aside_when_ready)
-    when_loaded("vllm.distributed.device_communicators.shm_broadcast", _patch_queues)
+    when_loaded("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues)
     _print_config_errors()
 
 
@@ -276,34 +274,6 @@ def _step_aside() -> None:
     from cpu_backend.runtime.plan import Machine
 
     threads.step_aside(Machine.read())
-
-
-def sleep_where_no_core_is_left(module: Any) -> None:
-    """Readers of the host's queues do not wait for messages on a core that has to compute."""
-    original = module.SpinCondition.wait
-    if getattr(original, "__module__", "") == __name__:
-        return
-
-    def wait(self: Any, timeout_ms: int | None = None) -> None:
-        if not _a_core_is_left():
-            self.busy_loop_s = 0.0
-        original(self, timeout_ms)
-
-    module.SpinCondition.wait = wait
-
-
-@functools.cache
-def _a_core_is_left() -> bool:
-    """First asked when all ranks have their cores."""
-    from cpu_backend.runtime.plan import Machine, cpus_apart
-    from cpu_backend.runtime.reservations import Reservations
-
-    return bool(cpus_apart(Machine.read(), Reservations().computing()))
-
-
-def _patch_queues(module: Any) -> None:
-    sleep_where_no_core_is_left(module)
-    unlink_mapped_queues(module)
 
 
 def unlink_mapped_queues(module: Any) -> None:
