@@ -234,9 +234,10 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     KvBlock<Code> next{};
     if (count == in_block && first + count < item_end)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
-    multiply_panel(item.row_count, round_up(count, kLanes), operand<Code>(scratch.query),
-                   kStretch * head_dim, block.key + panel_offset<Code>(0, offset, block_size),
-                   block_size, head_dim, scratch.scores, block_size, false, next.key);
+    multiply_panel(item.row_count, round_up(count, kWholeColumns<Code>),
+                   operand<Code>(scratch.query), kStretch * head_dim,
+                   block.key + panel_offset<Code>(0, offset, block_size), block_size, head_dim,
+                   scratch.scores, block_size, false, next.key);
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =

@@ -78,7 +78,7 @@ void pack_weight(const PackArgs& args, Slice panels) {
         for (int64_t i = 0; i < stored; ++i) block[i] = T{};
       for (int64_t c = columns.begin; c < columns.end; ++c) {
         const T* from = weight + c * args.n_stride + begin * args.k_stride;
-        T* to = block + kPairing<T> * (c - columns.begin);
+        T* to = block + panel_offset<T>(0, c - columns.begin, kPanelWidth);
         for (int64_t k = 0; k < end - begin; ++k)
           to[panel_offset<T>(k, 0, kPanelWidth)] = from[k * args.k_stride];
       }
@@ -224,9 +224,10 @@ CPU_BACKEND_INLINE int64_t panels_at_once(int64_t rows) {
 
 template <int kRows, int kPanels, class T>
 CPU_BACKEND_INLINE void multiply_side_by_side(const GemmStep<T>& step) {
-  multiply_tile<false, typename LeftOf<T>::Type, T, kRows, kPanelVecs, kPanels>(
+  Ahead none{};
+  multiply_tile<Fetch::kInBursts, typename LeftOf<T>::Type, T, kRows, kPanelVecs, kPanels>(
       step.a, step.a_stride, step.panel, kPanelWidth, step.panel_elements, step.depth, step.c,
-      kPanelWidth, kRows * kPanelWidth, step.accumulate, {});
+      kPanelWidth, kRows * kPanelWidth, step.accumulate, none);
 }
 
 template <class T>

@@ -3,14 +3,16 @@
 // so linear layers, Q*K^T and P*V run on this one loop.
 //
 // Panel<T>  k rows of `width` columns, walked with the row stride of the buffer it sits in:
-//           fp32, fp16   element (k, c) at k * stride + c
-//           bf16         rows in pairs, (k, c) at (k/2) * 2*stride + 2*c + (k & 1): one 32-bit word
-//                        holds both, so widening is one shift and one mask instead of a shuffle,
-//                        and it is the order in which VDPBF16PS and AMX want their operand.
-//                        An odd last row has no partner: the other half of its word is zero or
-//                        not read.
-//           fp8          rows in pairs likewise, in 16-bit words; numbers over kUnit<T>
-//           int8         rows in pairs likewise
+//           fp32, fp16       element (k, c) at k * stride + c
+//           bf16, fp8, int8  two in a word, which is what a vector load gives of each lane:
+//             column pairs   columns c and c + kLanes of a row, so that one load gives both vectors
+//                            of a step, widened by a shift and a mask, and the loop is as regular
+//                            as that of fp32: compilers unroll it without spilling
+//             row pairs      rows 2k and 2k + 1 of a column, which is the operand of VDPBF16PS,
+//                            AMX and 16-bit integer products; also where a panel may be cut in the
+//                            middle (64-byte vectors, whose panel is wider than 16 columns).  An
+//                            odd last row has no partner: the other half of its word is zero or
+//                            not read
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
@@ -28,21 +30,39 @@ namespace CPU_BACKEND_NAMESPACE {
 constexpr int kPanelVecs = 2;
 constexpr int kPanelWidth = kPanelVecs * kLanes;
 
-// Rows of k that share one word.
+// Numbers in a word.
 template <class T>
-constexpr int kPairing = 1;
+constexpr int kPerWord = 1;
 template <>
-constexpr int kPairing<bf16_t> = 2;
+constexpr int kPerWord<bf16_t> = 2;
 template <>
-constexpr int kPairing<fp8_t> = 2;
+constexpr int kPerWord<fp8_t> = 2;
 template <>
-constexpr int kPairing<e5m2_t> = 2;
+constexpr int kPerWord<e5m2_t> = 2;
 template <>
-constexpr int kPairing<int8_t> = 2;
+constexpr int kPerWord<int8_t> = 2;
+
+#if defined(CPU_BACKEND_BF16_PAIRS) || defined(CPU_BACKEND_BF16_TILES)
+constexpr bool kPairsOfColumns = false;
+#else
+constexpr bool kPairsOfColumns = 16 % kPanelWidth == 0;
+#endif
+
+// Rows of k that share a word.
+template <class T>
+constexpr int kPairing = kPairsOfColumns && !kSame<T, int8_t> ? 1 : kPerWord<T>;
+
+// Panels have whole multiples of so many columns.
+template <class T>
+constexpr int kWholeColumns = kPairing<T> == kPerWord<T> ? kLanes : kPanelWidth;
 
 // Where element (k, column) of a panel lies, in elements.
 template <class T>
 CPU_BACKEND_INLINE int64_t panel_offset(int64_t k, int64_t column, int64_t stride) {
+  if constexpr (kWholeColumns<T> == kPanelWidth) {
+    const int64_t in_panel = column % kPanelWidth;
+    return k * stride + column - in_panel + in_panel % kLanes * 2 + in_panel / kLanes;
+  }
   constexpr int64_t kPair = kPairing<T>;
   return k / kPair * kPair * stride + kPair * column + k % kPair;
 }
@@ -65,7 +85,14 @@ template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step(Tile<kRows, kVecs, kPanels>& tile, const float* a,
                                   int64_t a_stride, int64_t k, const T* b, int panel) {
   Vec w[kVecs];
-  for (int v = 0; v < kVecs; ++v) w[v] = load(b + v * kLanes);
+  if constexpr (kPerWord<T> == 2) {
+    static_assert(kVecs == 2, "columns in pairs");
+    const auto words = load_pairs(b);
+    w[0] = first_of_pair(words);
+    w[1] = second_of_pair(words);
+  } else {
+    for (int v = 0; v < kVecs; ++v) w[v] = load(b + v * kLanes);
+  }
   tile.multiply_add(a, a_stride, k, panel, w);
 }
 
@@ -103,29 +130,40 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
 }
 #endif
 
-// A part of what comes next, fetched into L2 while this is computed: `step` bytes with each load of
-// the panel.  Without it (null) the hardware fetches ahead, which is best for a single stream.
+// What comes next, fetched into L2 while this is computed: `rate` bytes for each step of k.  With
+// none the hardware fetches ahead, which is best for a single stream of memory.
 struct Ahead {
   const char* at;
-  int64_t step;
+  int64_t rate;
+
+  CPU_BACKEND_INLINE void fetch_one(int64_t steps) {
+    __builtin_prefetch(at, 0, 2);
+    at += steps * rate;
+  }
+  CPU_BACKEND_INLINE void fetch_all(int64_t steps) {
+    constexpr int64_t kLine = 64;
+    const char* end = at + steps * rate;
+    for (const char* line = at; line < end; line += kLine) __builtin_prefetch(line, 0, 2);
+    at = end;
+  }
 };
 
-// `depth` steps of one chain.
-template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+// When to fetch: a single tile waits for its own lines, so they come evenly, one with each step (in
+// bursts decode attention lost a sixth); several tiles share the lines, so each has few.
+enum class Fetch { kEvenly, kInBursts };
+constexpr int64_t kBurstSteps = 32;
+
+// Some steps of one chain.  Unrolled, because a step of 6 x 2 leaves the decoder little to spare:
+// with the loop's own instructions and a fetch in each step it reached 78 % of the multiply-adds
+// from L1 on a shared Zen 3, so 93 %.
+template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a, int64_t a_stride,
                                    int64_t depth, const T* b, int64_t b_stride,
                                    int64_t b_panel_stride, Ahead& ahead) {
-  const int64_t step = kPairing<T> * b_stride;
-  const auto fetch = [&]() CPU_BACKEND_LAMBDA {
-    if constexpr (kFetch) {
-      __builtin_prefetch(ahead.at, 0, 2);
-      ahead.at += ahead.step;
-    }
-  };
   int64_t k = 0;
   if constexpr (kPairing<T> == 2) {
-    for (; k + 2 <= depth; k += 2, b += step) {
-      fetch();
+    for (; k + 2 <= depth; k += 2, b += 2 * b_stride) {
+      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_one(2);
       for (int p = 0; p < kPanels; ++p)
         tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, true);
     }
@@ -133,8 +171,9 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
       for (int p = 0; p < kPanels; ++p)
         tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, false);
   } else {
-    for (; k < depth; ++k, b += step) {
-      fetch();
+#pragma GCC unroll 4
+    for (; k < depth; ++k, b += b_stride) {
+      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_one(1);
       for (int p = 0; p < kPanels; ++p)
         tile_step<T>(tile, a, a_stride, k, b + p * b_panel_stride, p);
     }
@@ -171,16 +210,14 @@ CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size) {
 }
 
 // The tile of multiply_tile() in integers; a row's scale lies before it.
-template <bool kFetch, int kRows, int kVecs>
+template <Fetch kFetch, int kRows, int kVecs>
 CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, const int8_t* b,
                                           int64_t b_stride, int64_t depth, float* c,
-                                          int64_t c_stride, bool accumulate, Ahead ahead) {
+                                          int64_t c_stride, bool accumulate, Ahead& ahead) {
   VecI acc[kRows][kVecs] = {};
+  if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(depth);
   for (int64_t k = 0; k < depth; k += 2, b += 2 * b_stride) {
-    if constexpr (kFetch) {
-      __builtin_prefetch(ahead.at, 0, 2);
-      ahead.at += ahead.step;
-    }
+    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_one(2);
     VecI w[kVecs];
     for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -203,11 +240,11 @@ CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, co
 
 // c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
 // bf16 where the target multiplies pairs.
-template <bool kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b, int64_t b_stride,
                                         int64_t b_panel_stride, int64_t depth, float* c,
                                         int64_t c_stride, int64_t c_panel_stride, bool accumulate,
-                                        Ahead ahead) {
+                                        Ahead& ahead) {
   if constexpr (kSame<T, int8_t>) {
     multiply_integers<kFetch, kRows, kVecs>(a, a_stride, b, b_stride, depth, c, c_stride,
                                             accumulate, ahead);
@@ -216,8 +253,13 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
     for (int64_t k = 0; k < depth; k += kChainLength) {
       Tile<kRows, kVecs, kPanels> tile{};
       const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
-      tile_steps<kFetch>(tile, a + k, a_stride, steps, b + k * b_stride, b_stride, b_panel_stride,
-                         ahead);
+      const int64_t part = kFetch == Fetch::kInBursts && ahead.rate ? kBurstSteps : kChainLength;
+      for (int64_t i = 0; i < steps; i += part) {
+        const int64_t now = steps - i < part ? steps - i : part;
+        if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(now);
+        tile_steps<kFetch>(tile, a + k + i, a_stride, now, b + (k + i) * b_stride, b_stride,
+                           b_panel_stride, ahead);
+      }
       const bool add = accumulate || k > 0;
       for (int p = 0; p < kPanels; ++p)
         for (int r = 0; r < kRows; ++r)
@@ -229,10 +271,10 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
 }
 
 // Any number of rows up to kMaxRows, as a compile-time constant.
-template <bool kFetch, int kVecs, int kRows = kMaxRows, class A, class T>
+template <Fetch kFetch, int kVecs, int kRows = kMaxRows, class A, class T>
 CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride, const T* b,
                                       int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
-                                      bool accumulate, Ahead ahead) {
+                                      bool accumulate, Ahead& ahead) {
   if (rows == kRows) {
     multiply_tile<kFetch, A, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
                                                  accumulate, ahead);
@@ -253,32 +295,34 @@ CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
   }
 }
 
-// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kLanes.  With `next`, as
-// much memory from there on is fetched into L2 meanwhile as the panel takes.
+// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kWholeColumns<T>.  With
+// `next`, as much memory from there on is fetched into L2 meanwhile as the panel takes.
 template <class A, class T>
 void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
                     int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
                     const T* next) {
   constexpr int64_t kPair = kPairing<T>;
-  constexpr int64_t kLoad = kPair * kPanelWidth * static_cast<int64_t>(sizeof(T));
-  Ahead ahead{reinterpret_cast<const char*>(next), kLoad / ceil_div(rows, kMaxRows)};
+  constexpr int64_t kStepBytes = kPanelWidth * static_cast<int64_t>(sizeof(T));
+  const int64_t tiles = ceil_div(rows, kMaxRows);
+  Ahead none{};
+  Ahead ahead{reinterpret_cast<const char*>(next), next ? kStepBytes / tiles : 0};
   for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
     const A* left = a + row * a_stride;
     float* out = c + row * c_stride;
     int64_t n = 0;
     for (; n + kPanelWidth <= columns; n += kPanelWidth) {
-      if (next) {
-        multiply_rows<true, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
-                                        out + n, c_stride, accumulate, ahead);
-        ahead.at += depth / kPair * ahead.step;
+      if (next && tiles == 1) {
+        multiply_rows<Fetch::kEvenly, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride,
+                                                  depth, out + n, c_stride, accumulate, ahead);
       } else {
-        multiply_rows<false, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride, depth,
-                                         out + n, c_stride, accumulate, {});
+        multiply_rows<Fetch::kInBursts, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride,
+                                                    depth, out + n, c_stride, accumulate, ahead);
       }
     }
-    for (; n < columns; n += kLanes)
-      multiply_rows<false, 1>(count, left, a_stride, b + n * kPair, b_stride, depth, out + n,
-                              c_stride, accumulate, {});
+    if constexpr (kWholeColumns<T> == kLanes)
+      for (; n < columns; n += kLanes)
+        multiply_rows<Fetch::kInBursts, 1>(count, left, a_stride, b + n * kPair, b_stride, depth,
+                                           out + n, c_stride, accumulate, none);
   });
 }
 

@@ -45,6 +45,23 @@ constexpr bool kEmulated = false;
 // Repetitions, a tenth of them where every instruction is emulated.
 constexpr int64_t reps(int64_t native) { return kEmulated ? (native + 9) / 10 : native; }
 
+// Where element (row, column) of a panel lies, in elements, as kernels/panel.h documents it,
+// written out again.
+enum class Words { kSingle, kPairs, kIntegerPairs };
+inline int64_t documented_offset(const KernelTable& table, Words words, int64_t row, int64_t column,
+                                 int64_t stride) {
+  if (words == Words::kSingle) return row * stride + column;
+  const bool has_bf16_unit = strncmp(table.target, "emulated", 8) == 0;
+  if (words == Words::kIntegerPairs || has_bf16_unit || table.panel_width > 16)
+    return row / 2 * 2 * stride + 2 * column + row % 2;
+  const int64_t lanes = table.panel_width / 2;
+  const int64_t lane = column % lanes;
+  return row * stride + column / (2 * lanes) * 2 * lanes + 2 * lane + column / lanes % 2;
+}
+inline Words words_of(DType type) {
+  return type == DType::kBFloat16 ? Words::kPairs : Words::kSingle;
+}
+
 // Lengths around one and several vectors of every target (4, 8 or 16 lanes), and a long one.
 inline std::vector<int64_t> odd_sizes() {
   return {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 257};

@@ -10,12 +10,6 @@ struct Case {
   int block_size, head_dim;
 };
 
-// Element (row, column) of a panel as kernels/panel.h documents it, written out again.
-int64_t panel_index(DType type, int64_t row, int64_t column, int64_t width) {
-  if (type == DType::kBFloat16) return (row / 2) * 2 * width + 2 * column + (row & 1);
-  return row * width + column;
-}
-
 void check_case(const KernelTable& table, const Case& c) {
   constexpr int kHeads = 3;
   constexpr int64_t kBlocks = 5;
@@ -60,8 +54,8 @@ void check_case(const KernelTable& table, const Case& c) {
     for (int64_t h = 0; h < kHeads; ++h) {
       const int64_t row = slot / n * kHeads + h;
       for (int64_t i = 0; i < d; ++i) {
-        const int64_t k = panel_index(c.type, i, slot % n, n);
-        const int64_t v = half + panel_index(c.type, slot % n, i, d);
+        const int64_t k = documented_offset(table, words_of(c.type), i, slot % n, n);
+        const int64_t v = half + documented_offset(table, words_of(c.type), slot % n, i, d);
         const bool ok = t < 0
                             ? cache.untouched(row, k) && cache.untouched(row, v)
                             : cache.bits(row, k) == (key.bits(t, h * head_stride + i) & mask) &&
@@ -91,6 +85,7 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
   constexpr int64_t kBlocks = 4;
   const std::string label =
       format("%s of %s block %d head %d", name_of(kv), name_of(c.type), c.block_size, c.head_dim);
+  const Words words = kv == KvType::kInt8 ? Words::kIntegerPairs : Words::kPairs;
   const int64_t n = c.block_size;
   const int64_t d = c.head_dim;
   const std::vector<int64_t> slots = {3 * n - 1, -1, 0, n, 1, 2 * n + 5, kBlocks * n - 1, 3 * n};
@@ -143,8 +138,8 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
         for (int64_t i = 0; t >= 0 && i < d; ++i) x.push_back(rows[side].get(t, h * (d + 3) + i));
         const float by = kv == KvType::kInt8 ? int8_scale_of(x) : scale[side];
         for (int64_t i = 0; i < d; ++i) {
-          const int64_t at = side == 0 ? panel_index(DType::kBFloat16, i, slot % n, n)
-                                       : n * d + panel_index(DType::kBFloat16, slot % n, i, d);
+          const int64_t at = side == 0 ? documented_offset(table, words, i, slot % n, n)
+                                       : n * d + documented_offset(table, words, slot % n, i, d);
           if (t >= 0 && std::isnan(by)) continue;  // any codes: the scale says it
           const uint32_t expected = t < 0 ? old[at] : code_of(kv, x[static_cast<size_t>(i)], by);
           if (!expect(got[at] == expected, "%s: slot %lld side %d channel %lld is %02x, not %02x",

@@ -57,12 +57,22 @@ def attend(
     return torch.einsum("hij,jhd->ihd", weights, value)
 
 
-def page(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def in_pairs(panel: torch.Tensor, lanes: int | None) -> torch.Tensor:
+    """A panel [rows, columns] in the order of numbers that share a word (csrc/kernels/panel.h).
+
+    A word holds columns that are `lanes` apart, the numbers of a vector, or else two rows.
+    """
+    if lanes is None:
+        return panel.unflatten(0, (-1, 2)).transpose(1, 2)
+    return panel.unflatten(1, (-1, 2, lanes)).transpose(2, 3)
+
+
+def page(key: torch.Tensor, value: torch.Tensor, lanes: int | None) -> torch.Tensor:
     """key, value [block_size, dim] of one head in the order of a cache page, flat.
 
-    Keys are stored by channel and values by token; bf16 rows lie in pairs, element by element.
+    Keys are stored by channel and values by token; bf16 in pairs.
     """
-    panels = [key.T.contiguous(), value]
+    panels = [key.T, value]
     if key.dtype == torch.bfloat16:
-        panels = [p.unflatten(0, (-1, 2)).transpose(1, 2) for p in panels]
-    return torch.cat([p.reshape(-1) for p in panels])
+        panels = [in_pairs(panel, lanes) for panel in panels]
+    return torch.cat([panel.reshape(-1) for panel in panels])
