@@ -203,11 +203,12 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, float_output: bool = False, parts: int = 1) -> None:
         handle = torch.ops.cpu_backend.pack_linear(weight, parts)
-        self._own(handle, weight.shape[0], float_output)
+        self._own(handle, weight.shape[0], float_output, parts)
 
-    def _own(self, handle: int, out_features: int, float_output: bool) -> None:
+    def _own(self, handle: int, out_features: int, float_output: bool, parts: int = 1) -> None:
         self._handle = handle
         self.out_features = out_features
+        self.parts = parts
         self._float_output = float_output
         self._release = torch.ops._C.release_dnnl_matmul_handler.default
         self._linear = torch.ops.cpu_backend.linear.default

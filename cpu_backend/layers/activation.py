@@ -1,9 +1,11 @@
-"""Activations on this project's ops."""
+"""Activations on this project's ops, alone or inside the linear layer before them."""
 
 from __future__ import annotations
 
 import torch
 from vllm.model_executor.layers import activation as host
+
+from cpu_backend import ops
 
 
 def _gated(op: torch._ops.OpOverload, x: torch.Tensor) -> torch.Tensor:
@@ -54,3 +56,53 @@ class CpuQuickGELU(host.QuickGELU):
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
         return _plain(torch.ops._C.gelu_quick.default, x)
+
+
+class GatedLinear:
+    """A packed gate and up projection, and the activation and product that follow, in one call."""
+
+    def __init__(self, packed: ops.PackedLinear, activation: str) -> None:
+        self._packed = packed
+        self._activation = activation
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in_features] to [..., out_features / 2]; ``weight`` is not read."""
+        out = x.new_empty((*x.shape[:-1], self._packed.out_features // 2))
+        self._packed.act_and_mul(out, x, self._activation, bias)
+        return out
+
+
+_MLP = {"gate_up_proj", "act_fn", "down_proj"}
+
+
+def activate_in_linear(model: torch.nn.Module) -> int:
+    """Let gate and up projections do the activation after them; returns how many do.
+
+    Taken are modules of just ``gate_up_proj``, ``act_fn`` and ``down_proj`` whose forward names
+    nothing else (but the host's ``maybe_fused_act_quant``, which only passes on here), so that
+    nothing can lie between projection and activation.
+    """
+    fused = 0
+    for module in model.modules():
+        names = getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+        if {*dict(module.named_children())} != _MLP or set(names) - {
+            "maybe_fused_act_quant"
+        } != _MLP:
+            continue
+        packed = getattr(module.gate_up_proj, "cpu_linear", None)
+        activation = _name_of(module.act_fn)
+        if activation and isinstance(packed, ops.PackedLinear) and packed.parts == 2:
+            module.gate_up_proj.cpu_linear = GatedLinear(packed, activation)
+            module.act_fn = torch.nn.Identity()
+            fused += 1
+    return fused
+
+
+def _name_of(activation: torch.nn.Module) -> str | None:
+    if isinstance(activation, CpuSiluAndMul):
+        return "silu"
+    if isinstance(activation, CpuGeluAndMul):
+        return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers import utils as host
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     VocabParallelEmbedding,
@@ -30,9 +31,17 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> None:
     elif isinstance(layer, VocabParallelEmbedding):
         _pack_vocabulary(layer)
     else:
-        layer.cpu_linear = ops.PackedLinear(weight.detach())
+        layer.cpu_linear = ops.PackedLinear(
+            weight.detach(), parts=2 if _is_gate_and_up(layer) else 1
+        )
         if remove_weight:
             _free_weight(layer)
+
+
+def _is_gate_and_up(layer: torch.nn.Module) -> bool:
+    """Two equal halves, side by side in the packed weight: activate_in_linear() may follow."""
+    sizes = layer.output_partition_sizes if isinstance(layer, MergedColumnParallelLinear) else []
+    return len(sizes) == 2 and sizes[0] == sizes[1]
 
 
 def _pack_vocabulary(layer: VocabParallelEmbedding) -> None:

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.worker.step_replay import StepReplay
 
 logger = init_logger("vllm.cpu_backend")
@@ -27,6 +28,8 @@ class CPUModelRunner(HostCPUModelRunner):
         """Load and pack, and keep the time for the start-up line."""
         start = time.perf_counter()
         super().load_model(load_dummy_weights)
+        if self.lora_config is None:  # adapters add to the projection's own result
+            activate_in_linear(self.get_model())
         self.load_seconds = time.perf_counter() - start
         self.step_replay = StepReplay(_all_ranks_agree) if self._replays_steps() else None
 
