@@ -4,7 +4,8 @@
 
 SOURCE is a folder with a checkpoint, TEXT a file of the kind of text that the model will work on; a
 few samples of 256 tokens are taken from its start.  Runs on CPUs, in an environment of its own with
-`pip install llmcompressor` or `pip install gptqmodel`, whichever the scheme needs.
+`pip install llmcompressor` or `pip install gptqmodel`, whichever the scheme needs.  On two cores
+GPTQModel 7.7 wants GPTQMODEL_CPU_WORKERS=2.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ GROUP = 64  # channels that share a scale: small models need small groups
 
 PRESETS = {"w8a8": "W8A8", "fp8": "FP8_DYNAMIC", "fp8-block": "FP8_BLOCK"}
 LLMCOMPRESSOR = (*PRESETS, "w8a8-smooth", "w4a16", "w4a16-gptq")
-GPTQMODEL = ("gptq", "gptq-act-order", "gptq-8", "awq")
+GPTQMODEL = ("gptq", "awq")
 
 
 def samples(tokenizer: Any, text: Path) -> list[dict[str, list[int]]]:
@@ -74,10 +75,11 @@ def with_gptqmodel(scheme: str, source: Path, target: Path, text: Path) -> None:
     from transformers import AutoTokenizer
 
     if scheme == "awq":
-        how = {"bits": 4, "quant_method": METHOD.AWQ, "format": FORMAT.GEMM}
+        how = {"quant_method": METHOD.AWQ, "format": FORMAT.GEMM}
     else:
-        how = {"bits": 8 if scheme == "gptq-8" else 4, "desc_act": scheme == "gptq-act-order"}
-    model = GPTQModel.load(str(source), QuantizeConfig(group_size=GROUP, **how), device="cpu")
+        how = {"desc_act": False}
+    config = QuantizeConfig(bits=4, group_size=GROUP, **how)
+    model = GPTQModel.load(str(source), config, device="cpu")
     model.quantize(samples(AutoTokenizer.from_pretrained(source), text), batch_size=1)
     model.save(str(target))
 
