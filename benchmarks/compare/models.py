@@ -131,6 +131,8 @@ class ModelFiles:
         command = [str(self.python("openvino")), "-m", "optimum.commands.optimum_cli"]
         command += ["export", "openvino", "--model", str(self.checkpoint())]
         command += ["--task", "text-generation-with-past", "--weight-format", weights]
+        if weights == "int4":  # the default of 128 does not divide the demo model's 576 channels
+            command += ["--group-size", "64"]
         return self._made(folder, lambda out: [*command, str(out)])
 
     def _folder(self) -> Path:
