@@ -20,7 +20,6 @@ GROUP = 64  # channels that share a scale: small models need small groups
 
 PRESETS = {"w8a8": "W8A8", "fp8": "FP8_DYNAMIC", "fp8-block": "FP8_BLOCK"}
 LLMCOMPRESSOR = (*PRESETS, "w8a8-smooth", "w4a16", "w4a16-gptq")
-GPTQMODEL = ("gptq", "awq")
 
 
 def samples(tokenizer: Any, text: Path) -> list[dict[str, list[int]]]:
@@ -68,17 +67,12 @@ def with_llmcompressor(scheme: str, source: Path, target: Path, text: Path) -> N
     tokenizer.save_pretrained(target)
 
 
-def with_gptqmodel(scheme: str, source: Path, target: Path, text: Path) -> None:
-    """GPTQ and AWQ checkpoints."""
+def with_gptqmodel(source: Path, target: Path, text: Path) -> None:
+    """A GPTQ checkpoint."""
     from gptqmodel import GPTQModel, QuantizeConfig
-    from gptqmodel.quantization import FORMAT, METHOD
     from transformers import AutoTokenizer
 
-    if scheme == "awq":
-        how = {"quant_method": METHOD.AWQ, "format": FORMAT.GEMM}
-    else:
-        how = {"desc_act": False}
-    config = QuantizeConfig(bits=4, group_size=GROUP, **how)
+    config = QuantizeConfig(bits=4, group_size=GROUP, desc_act=False)
     model = GPTQModel.load(str(source), config, device="cpu")
     model.quantize(samples(AutoTokenizer.from_pretrained(source), text), batch_size=1)
     model.save(str(target))
@@ -86,13 +80,16 @@ def with_gptqmodel(scheme: str, source: Path, target: Path, text: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scheme", choices=[*LLMCOMPRESSOR, *GPTQMODEL])
+    parser.add_argument("scheme", choices=[*LLMCOMPRESSOR, "gptq"])
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("text", type=Path)
     options = parser.parse_args()
-    make = with_llmcompressor if options.scheme in LLMCOMPRESSOR else with_gptqmodel
-    make(options.scheme, options.source, options.target, options.text)
+    paths = (options.source, options.target, options.text)
+    if options.scheme == "gptq":
+        with_gptqmodel(*paths)
+    else:
+        with_llmcompressor(options.scheme, *paths)
 
 
 if __name__ == "__main__":
