@@ -86,10 +86,9 @@ def activate_in_linear(model: torch.nn.Module) -> int:
     """
     fused = 0
     for module in model.modules():
-        names = getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
-        if {*dict(module.named_children())} != _MLP or set(names) - {
-            "maybe_fused_act_quant"
-        } != _MLP:
+        code = getattr(type(module).forward, "__code__", None)
+        names = set(code.co_names if code else ()) - {"maybe_fused_act_quant"}
+        if {*dict(module.named_children())} != _MLP or names != _MLP:
             continue
         packed = getattr(module.gate_up_proj, "cpu_linear", None)
         activation = _name_of(module.act_fn)
