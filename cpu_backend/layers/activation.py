@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dis
+from typing import Any
+
 import torch
 from vllm.model_executor.layers import activation as host
 
@@ -80,15 +83,13 @@ _MLP = {"gate_up_proj", "act_fn", "down_proj"}
 def activate_in_linear(model: torch.nn.Module) -> int:
     """Let gate and up projections do the activation after them; returns how many do.
 
-    Taken are modules of just ``gate_up_proj``, ``act_fn`` and ``down_proj`` whose forward names
-    nothing else (but the host's ``maybe_fused_act_quant``, which only passes on here), so that
-    nothing can lie between projection and activation.
+    Taken are modules of just ``gate_up_proj``, ``act_fn`` and ``down_proj`` whose forward only
+    calls these (and the host's ``maybe_fused_act_quant``, which passes on here): no other name, no
+    operator, so that nothing can lie between projection and activation.
     """
     fused = 0
     for module in model.modules():
-        code = getattr(type(module).forward, "__code__", None)
-        names = set(code.co_names if code else ()) - {"maybe_fused_act_quant"}
-        if {*dict(module.named_children())} != _MLP or names != _MLP:
+        if {*dict(module.named_children())} != _MLP or not _only_calls(type(module).forward, _MLP):
             continue
         packed = getattr(module.gate_up_proj, "cpu_linear", None)
         activation = _name_of(module.act_fn)
@@ -97,6 +98,14 @@ def activate_in_linear(model: torch.nn.Module) -> int:
             module.act_fn = torch.nn.Identity()
             fused += 1
     return fused
+
+
+def _only_calls(forward: Any, names: set[str]) -> bool:
+    code = getattr(forward, "__code__", None)
+    if code is None or set(code.co_names) - {"maybe_fused_act_quant"} != names:
+        return False
+    operators = ("BINARY", "INPLACE", "UNARY", "COMPARE")
+    return not any(step.opname.startswith(operators) for step in dis.get_instructions(code))
 
 
 def _name_of(activation: torch.nn.Module) -> str | None:

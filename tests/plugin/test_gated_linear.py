@@ -42,6 +42,13 @@ class ClampedMlp(Mlp):
         return x
 
 
+class ScaledMlp(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate_up, _ = self.gate_up_proj(x)
+        x, _ = self.down_proj(self.act_fn(gate_up * 2.0))
+        return x
+
+
 @pytest.fixture(params=["silu", "gelu", "gelu_tanh"])
 def act_fn(request: pytest.FixtureRequest) -> torch.nn.Module:
     with set_current_vllm_config(VllmConfig()):
@@ -59,5 +66,5 @@ def test_an_mlp_is_fused_and_its_result_stays(act_fn: torch.nn.Module) -> None:
 
 
 def test_nothing_is_fused_where_it_would_change_the_result(act_fn: torch.nn.Module) -> None:
-    unfit = [ClampedMlp(act_fn), Mlp(act_fn, parts=1), Mlp(torch.nn.GLU())]
+    unfit = [ClampedMlp(act_fn), ScaledMlp(act_fn), Mlp(act_fn, parts=1), Mlp(torch.nn.GLU())]
     assert activate_in_linear(torch.nn.ModuleList(unfit)) == 0
