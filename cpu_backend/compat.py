@@ -21,7 +21,8 @@
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
-| choose_top_tokens_without_sort | the host sorts the vocabulary per request | a platform hook   |
+| choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
+|                                | its own sampler filters (worker/sampler)  |                   |
 """
 
 from __future__ import annotations

@@ -141,6 +141,46 @@ def keep_top(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | Non
     return logits
 
 
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    k: torch.Tensor | None,
+    p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+) -> torch.Tensor:
+    """One token per row, int64 [requests]; logits [requests, vocabulary] fp32 are overwritten.
+
+    A row is divided by its temperature (fp32; below 1e-5 its largest logit is taken at once),
+    filtered by min-p (fp32, 0: no limit), top-k and top-p (as in ``keep_top``), and one token
+    drawn from the softmax of what is left (Gumbel-max, with a generator keyed by its int64 seed).
+    """
+    tokens: torch.Tensor = torch.ops.cpu_backend.sample_.default(
+        logits, temperature, k, p, min_p, seeds
+    )
+    return tokens
+
+
+def apply_penalties(
+    logits: torch.Tensor,
+    prompt: torch.Tensor,
+    output: torch.Tensor,
+    output_start: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> None:
+    """Penalties of the OpenAI API and of CTRL (Keskar et al. 2019) on logits, in place.
+
+    logits [requests, vocabulary] fp32; prompt [requests, tokens] int64; output int64, the tokens
+    of all requests, those of request r from output_start[r] to output_start[r + 1]; penalties
+    [requests] fp32.  What is not in the vocabulary (padding, placeholders) is passed over.
+    """
+    torch.ops.cpu_backend.apply_penalties_.default(
+        logits, prompt, output, output_start, repetition, frequency, presence
+    )
+
+
 class StepRecording:
     """What ran between entering and leaving this context, ready to run again.
 

@@ -14,6 +14,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend.attention.backend import StepMetadata
 from cpu_backend.layers.activation import activate_in_linear
+from cpu_backend.worker.sampler import CPUSampler
 from cpu_backend.worker.step_replay import StepReplay
 
 logger = init_logger("vllm.cpu_backend")
@@ -21,8 +22,12 @@ logger = init_logger("vllm.cpu_backend")
 
 class CPUModelRunner(HostCPUModelRunner):
     """The host's GPUModelRunner, by way of its thin CPU subclass, which replaces device buffers
-    by their CPU twins and streams by nothing.  What this class adds is loading, warm-up and the
-    replay of recorded steps."""
+    by their CPU twins and streams by nothing.  What this class adds is sampling, loading, warm-up
+    and the replay of recorded steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sampler.__class__ = CPUSampler  # its rejection sampler holds the same object
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""

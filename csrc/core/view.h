@@ -177,4 +177,17 @@ struct GemmArgs {
   GemmEpilogue epilogue;
 };
 
+// Which tokens of a row may be drawn; see kernels/top_tokens.h.
+struct TokenFilter {
+  int64_t k;    // <= 0: any number
+  float p;      // >= 1: any mass
+  float min_p;  // <= 0: any probability
+};
+
+struct SampleArgs {
+  float temperature;  // < 1e-5: the largest logit, whatever the filter
+  TokenFilter filter;
+  uint64_t seed;
+};
+
 }  // namespace cpu_backend

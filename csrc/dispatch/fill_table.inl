@@ -118,7 +118,9 @@ const KernelTable kTable = {
         return gumbel_argmax_row(static_cast<const decltype(t)*>(x), size, seed);
       });
     },
+    top_tokens_scratch,
     keep_top,
+    sample_row,
     read_bytes,
     multiply_adds,
 };

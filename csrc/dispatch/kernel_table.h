@@ -44,7 +44,9 @@ struct KernelTable {
 
   int64_t (*argmax_row)(DType, const void* x, int64_t size);
   int64_t (*gumbel_argmax_row)(DType, const void* x, int64_t size, uint64_t seed);
-  void (*keep_top)(float* x, int64_t size, int64_t k, float p, float* scratch);
+  int64_t (*top_tokens_scratch)(int64_t size);
+  void (*keep_top)(float* x, int64_t size, const TokenFilter&, float* scratch);
+  int64_t (*sample_row)(float* x, int64_t size, const SampleArgs&, float* scratch);
 
   uint32_t (*read_bytes)(const void* data, int64_t bytes);
   int64_t (*multiply_adds)(int64_t steps, float factor, float* result);

@@ -161,6 +161,14 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.impl("packed_rows", torch::dispatch(c10::DispatchKey::CPU, packed_rows));
   m.def("keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()");
   m.impl("keep_top_", torch::dispatch(c10::DispatchKey::CPU, keep_top));
+  m.def(
+      "sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, "
+      "Tensor seeds) -> Tensor");
+  m.impl("sample_", torch::dispatch(c10::DispatchKey::CPU, sample));
+  m.def(
+      "apply_penalties_(Tensor! logits, Tensor prompt, Tensor output, Tensor output_start, "
+      "Tensor repetition, Tensor frequency, Tensor presence) -> ()");
+  m.impl("apply_penalties_", torch::dispatch(c10::DispatchKey::CPU, apply_penalties));
   m.def("pack_linear(Tensor weight, int parts) -> int");
   m.impl("pack_linear", torch::dispatch(c10::DispatchKey::CPU, pack_linear));
   m.def("linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()");

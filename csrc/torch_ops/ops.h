@@ -90,6 +90,11 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
 at::Tensor greedy_argmax(const at::Tensor& logits);
 at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds);
 void keep_top(at::Tensor& logits, const OptionalTensor& k, const OptionalTensor& p);
+at::Tensor sample(at::Tensor& logits, const at::Tensor& temperature, const OptionalTensor& k,
+                  const OptionalTensor& p, const OptionalTensor& min_p, const at::Tensor& seeds);
+void apply_penalties(at::Tensor& logits, const at::Tensor& prompt, const at::Tensor& output,
+                     const at::Tensor& output_start, const at::Tensor& repetition,
+                     const at::Tensor& frequency, const at::Tensor& presence);
 void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mask,
                                 const at::Tensor& output_mask, const at::Tensor& penalties);
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm._custom_ops import apply_repetition_penalties_torch
 
-from cpu_backend.ops import keep_top
+from cpu_backend.ops import apply_penalties, keep_top, sample
 from tests.ops.accuracy import ODD_SIZES, guarded
 from tests.reference.sample import argmax, gumbel_argmax
 
@@ -174,3 +174,91 @@ def test_keep_top_refuses_other_shapes_and_dtypes() -> None:
         keep_top(logits, torch.zeros(3).int(), None)
     with pytest.raises(TypeError, match="p has dtype"):
         keep_top(logits, None, torch.zeros(2).double())
+
+
+def test_sample_draws_from_what_the_filters_leave(seeded: torch.Generator) -> None:
+    """Against the definition: which tokens may be drawn, and how often each is."""
+    draws = 40000
+    logits = 2 * torch.randn(300, generator=seeded)
+    temperature, k, p, min_p = 0.7, 20, 0.9, 0.02
+    probabilities = (logits.double() / temperature).softmax(0)
+    probabilities[probabilities < min_p * probabilities.max()] = 0
+    probabilities[probabilities < probabilities.topk(k).values[-1]] = 0
+    probabilities /= probabilities.sum()
+    ordered, order = probabilities.sort(descending=True)
+    ordered[ordered.cumsum(0) - ordered >= p] = 0
+    probabilities = torch.zeros_like(ordered).scatter(0, order, ordered / ordered.sum())
+    seeds = torch.randint(0, 2**62, (draws,), generator=seeded)
+
+    def rows(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((draws,), value, dtype=dtype)
+
+    many = logits.repeat(draws, 1)
+    tokens = sample(many, rows(temperature), rows(k, torch.int32), rows(p), rows(min_p), seeds)
+    counts = tokens.bincount(minlength=300)
+    kept = probabilities > 0
+    assert 3 < kept.sum() < k, "a case in which each filter takes something"
+    assert counts[~kept].sum() == 0
+    expected = draws * probabilities[kept]
+    chi_square = ((counts[kept] - expected) ** 2 / expected).sum().item()
+    freedom = int(kept.sum()) - 1
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_sample_takes_the_largest_of_cold_rows(seeded: torch.Generator) -> None:
+    logits = torch.randn(8, 77, generator=seeded)
+    expected = logits.argmax(-1)
+    temperature = torch.tensor([0.0, 5.0] * 4)
+    tokens = sample(logits, temperature, None, None, None, torch.arange(8))
+    assert torch.equal(tokens[::2], expected[::2])
+    assert not torch.equal(tokens[1::2], expected[1::2])
+
+
+def test_sample_refuses_what_does_not_fit() -> None:
+    logits, ones, seeds = torch.zeros(2, 9), torch.ones(2), torch.arange(2)
+    with pytest.raises(TypeError, match="logits must be float32"):
+        sample(logits.half(), ones, None, None, None, seeds)
+    with pytest.raises(ValueError, match=r"temperature has shape \[3\]"):
+        sample(logits, torch.ones(3), None, None, None, seeds)
+    with pytest.raises(TypeError, match="min_p has dtype"):
+        sample(logits, ones, None, None, ones.double(), seeds)
+    with pytest.raises(ValueError, match=r"seeds has shape \[1\]"):
+        sample(logits, ones, None, None, None, seeds[:1])
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 33, 4099])
+def test_penalties_match_the_host(vocabulary: int, seeded: torch.Generator) -> None:
+    from vllm.v1.sample.ops.penalties import apply_all_penalties
+
+    requests = 5
+    logits = guarded(requests, vocabulary, torch.float32, torch.randn(requests, vocabulary))
+    prompt = torch.randint(0, vocabulary + 1, (requests, 40), generator=seeded)  # last: padding
+    output = [
+        torch.randint(-1, vocabulary, (length,), generator=seeded).tolist()  # -1: not known yet
+        for length in (0, 1, 17, 300, 4)
+    ]
+    repetition = torch.tensor([1.0, 1.3, 0.7, 2.0, 1.1])
+    frequency = torch.tensor([0.0, 0.5, -0.5, 0.25, 2.0])
+    presence = torch.tensor([0.0, 1.0, 0.5, -1.5, 0.0])
+    expected = apply_all_penalties(
+        logits.rows.clone(), prompt, presence, frequency, repetition, [list(o) for o in output]
+    )
+    start = torch.tensor([0, *(len(o) for o in output)]).cumsum(0)
+    flat = torch.tensor([token for tokens in output for token in tokens])
+    apply_penalties(logits.rows, prompt, flat, start, repetition, frequency, presence)
+    torch.testing.assert_close(logits.rows, expected, rtol=1e-6, atol=1e-6)
+    logits.assert_intact()
+
+
+def test_penalties_refuse_what_does_not_fit() -> None:
+    logits, prompt, ones = torch.zeros(2, 9), torch.zeros(2, 3, dtype=torch.int64), torch.ones(2)
+    output, start = torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 4])
+    with pytest.raises(ValueError, match="prompt must be"):
+        apply_penalties(logits, prompt[:1], output, start, ones, ones, ones)
+    for wrong in ([0, 1, 5], [0, 3, 1], [-1, 1, 4]):
+        with pytest.raises(ValueError, match="output_start must rise from 0 to at most 4"):
+            apply_penalties(logits, prompt, output, torch.tensor(wrong), ones, ones, ones)
+    with pytest.raises(ValueError, match=r"output_start has shape \[2\]"):
+        apply_penalties(logits, prompt, output, start[:2], ones, ones, ones)
+    with pytest.raises(ValueError, match=r"presence has shape \[1\]"):
+        apply_penalties(logits, prompt, output, start, ones, ones, ones[:1])
