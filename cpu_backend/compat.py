@@ -21,6 +21,8 @@
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
+| map_parameters                 | parameters freed after packing stay in    | a platform hook   |
+|                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
 |                                | its own sampler filters (worker/sampler)  |                   |
 """
@@ -344,6 +346,15 @@ def pack_linear_weights() -> None:
     from cpu_backend.layers import linear
 
     utils.dispatch_cpu_unquantized_gemm = linear.pack_unquantized
+
+
+def map_parameters() -> None:
+    """The checkpoint's parameters leave the process when packed weights have replaced them."""
+    from vllm.model_executor.model_loader import base_loader
+
+    from cpu_backend.runtime.pages import freed_at_once
+
+    base_loader.initialize_model = freed_at_once()(base_loader.initialize_model)
 
 
 def choose_top_tokens_without_sort() -> None:

@@ -1,4 +1,4 @@
-"""Memory for the KV cache: pages that the system hands out zeroed when they are first touched.
+"""Memory for KV cache and weights: pages that come from the system late and go back early.
 
 ``torch.zeros`` writes every byte at start-up, on one thread: 2 s per GiB here, and all pages on the
 NUMA node of that thread.  Anonymous pages cost nothing until used, come from the node of the thread
@@ -8,12 +8,34 @@ that uses them, and can be huge (2 MiB): fewer TLB misses on long contexts.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+# Parameters of mallopt() in glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MAPPED_BYTES = 128 << 10  # where glibc begins
+_HEAP_BYTES = 32 << 20  # the largest block that glibc takes from its heap of its own accord
+
+
+@contextlib.contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Blocks of 128 KiB and more that make the process larger here make it smaller when freed.
+
+    By itself glibc soon takes blocks of up to 32 MiB from its heap, which keeps the holes: the
+    checkpoint's tensors would stay beside the packed weights that replace them one by one.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)  # musl has none and needs none
+    mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
+    try:
+        yield
+    finally:  # where glibc's adjustment, which a call of mallopt ends, would have arrived
+        mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
+        mallopt(_TRIM_THRESHOLD, 2 * _HEAP_BYTES)
 
 
 def zero_pages(num_bytes: int) -> torch.Tensor:

@@ -1,18 +1,25 @@
-"""Fixtures of the end-to-end tests: the demo model and what transformers makes of it."""
+"""Fixtures of the end-to-end tests: the demo model's forms and what transformers makes of it."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from cpu_backend.demo_model import fetch
 from tests.e2e.engine import NEW_TOKENS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples/quantize_model.py"
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 127, 128, 129, 500, 2000)
 
@@ -48,3 +55,30 @@ def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
             )[0, len(ids) :].tolist()
             for ids in prompts
         ]
+
+
+@pytest.fixture(scope="session")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of which the demo model is the dequantized copy: Q4_1, and Q8_0 for the table."""
+    folder = tmp_path_factory.mktemp("gguf")
+    return fetch.fetch_gguf(folder, folder / "LICENSE")
+
+
+Quantize = Callable[[str, Path, Path], Path]
+
+
+@pytest.fixture(scope="session")
+def quantize() -> Quantize:
+    """``quantize(scheme, source, target)``: ``target``, a checkpoint as the script writes it."""
+    spec = importlib.util.spec_from_file_location("examples_quantize_model", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # its dataclasses look themselves up
+    spec.loader.exec_module(script)
+
+    def write(scheme: str, source: Path, target: Path) -> Path:
+        script.quantize(script.SCHEMES[scheme], source, target)
+        return target
+
+    return write

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 
 from tests.e2e import engine
+from tests.e2e.conftest import Quantize
 from tests.e2e.engine import NEW_TOKENS
-from tests.e2e.even_heads import write_even_heads
+from tests.e2e.even_heads import write_even_heads, write_even_heads_gguf
+from tests.e2e.gguf_copy import write_mixed
 from tests.e2e.server import Server
 
 # One thread per rank wherever the system puts it: for more ranks than this machine has cores.
@@ -85,6 +89,47 @@ def test_16_bit_sums_over_ranks_are_the_same_on_every_run(
     }
     job["engine"] |= {"tensor_parallel_size": 2}  # type: ignore[index]
     assert engine.run(job) == engine.run(job)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[engine.Engines]:
+    with engine.Engines() as process:
+        yield process
+
+
+@pytest.mark.parametrize("scheme", ["cpu_int4", "gptq-act-order", "w8a8-static", "gguf"])
+def test_two_ranks_share_quantized_weights(
+    scheme: str,
+    model_path: str,
+    gguf_file: Path,
+    quantize: Quantize,
+    prompts: list[list[int]],
+    engines: engine.Engines,
+    tmp_path: Path,
+) -> None:
+    """Their logprobs are one rank's but for the sums' order and activations rounded to 16 bits."""
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 2048}
+    if scheme == "gguf":  # with layers of several types
+        even = write_even_heads_gguf(gguf_file, tmp_path / "even.gguf", layers=3)
+        model = write_mixed(even, tmp_path / "mixed.gguf")
+    else:
+        model = tmp_path / "even"
+        write_even_heads(Path(model_path), model, layers=3)
+        if scheme.startswith("cpu_"):
+            options["quantization"] = scheme
+        else:
+            model = quantize(scheme, model, tmp_path / scheme)
+    one, two = (
+        engines.run(
+            {
+                "engine": {"model": str(model), "tensor_parallel_size": ranks, **options},
+                "batches": [[prompts[-2]]],
+                "sampling": {"max_tokens": 1, "prompt_logprobs": 0},
+            }
+        )[0][0]["prompt_logprobs"]
+        for ranks in (1, 2)
+    )
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=0, atol=0.01)
 
 
 def test_two_replicas_answer_like_one_and_share_nothing(

@@ -5,10 +5,8 @@ What they answer is printed and not judged: rounding weights may turn a near tie
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tests.e2e import engine
+from tests.e2e.conftest import Quantize
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples/quantize_model.py"
 QUESTION = "What is the capital of France?"
 TEXT = (ROOT / "tests/e2e/alice.txt").read_text()
 
@@ -106,21 +104,11 @@ def unquantized(model_path: str, perplexity: Callable[..., float]) -> float:
 
 
 @pytest.fixture(scope="session")
-def quantized(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def quantized(
+    model_path: str, tmp_path_factory: pytest.TempPathFactory, quantize: Quantize
+) -> Callable[[str], Path]:
     """``quantized(scheme)``: the path of a checkpoint made from the real weights."""
-    spec = importlib.util.spec_from_file_location("examples_quantize_model", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script  # its dataclasses look themselves up
-    spec.loader.exec_module(script)
-
-    def make(scheme: str) -> Path:
-        target = tmp_path_factory.mktemp(scheme)
-        script.quantize(script.SCHEMES[scheme], Path(model_path), target)
-        return target
-
-    return make
+    return lambda scheme: quantize(scheme, Path(model_path), tmp_path_factory.mktemp(scheme))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
