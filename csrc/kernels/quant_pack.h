@@ -70,32 +70,44 @@ CPU_BACKEND_INLINE Vec load_scale(DType type, const char* row, int v) {
   return load(reinterpret_cast<const float*>(row) + v * kLanes);
 }
 
-// Code (column, channel) of the source, before `add`.
+// Code (column, channel) of the source, before `add`.  kBits is args.source_bits, or 0: any.
+template <CodeOrder kOrder, int kBits>
 CPU_BACKEND_INLINE uint32_t source_code(const QuantPackArgs& args, int64_t column,
                                         int64_t channel) {
-  if (args.order == CodeOrder::kBytes) {
+  if constexpr (kOrder == CodeOrder::kBytes) {
     const uint8_t* bytes = static_cast<const uint8_t*>(args.codes);
     return bytes[column * args.n_stride + channel * args.k_stride];
   }
   const uint32_t* words = static_cast<const uint32_t*>(args.codes);
-  const bool along_k = args.order == CodeOrder::kWordsOfK;
-  int64_t place = along_k ? channel : column;
-  if (args.order == CodeOrder::kWordsOfNAwq) {
+  constexpr bool kAlongK = kOrder == CodeOrder::kWordsOfK;
+  const int bits = kBits ? kBits : args.source_bits;
+  int64_t place = kAlongK ? channel : column;
+  if constexpr (kOrder == CodeOrder::kWordsOfNAwq)
     place = (place & ~int64_t{7}) + (place & 1) * 4 + (place & 7) / 2;
-  }
-  words += along_k ? column * args.n_stride : channel * args.k_stride;
-  const int64_t stride = along_k ? args.k_stride : args.n_stride;
-  const int64_t bit = place * args.source_bits;
+  words += kAlongK ? column * args.n_stride : channel * args.k_stride;
+  const int64_t stride = kAlongK ? args.k_stride : args.n_stride;
+  const int64_t bit = place * bits;
   const int inside = static_cast<int>(bit & 31);
   uint32_t code = words[(bit >> 5) * stride] >> inside;
-  if (inside + args.source_bits > 32) code |= words[((bit >> 5) + 1) * stride] << (32 - inside);
-  return code & ((1u << args.source_bits) - 1u);
+  if (inside + bits > 32) code |= words[((bit >> 5) + 1) * stride] << (32 - inside);
+  return code & ((1u << bits) - 1u);
 }
 
 // Copies one group's scales or zeros of a panel; columns past n get 0.
 template <class T>
-CPU_BACKEND_INLINE void pack_row(const T* source, int64_t stride, int64_t columns, T* packed) {
+CPU_BACKEND_INLINE void copy_row(const T* source, int64_t stride, int64_t columns, T* packed) {
   for (int64_t c = 0; c < kPanelWidth; ++c) packed[c] = c < columns ? source[c * stride] : T{};
+}
+// They are only moved, so their size is all that matters.
+CPU_BACKEND_INLINE void pack_row(DType type, ConstData source, int64_t offset, int64_t stride,
+                                 int64_t columns, char* packed) {
+  if (type == DType::kFloat32) {
+    copy_row(static_cast<const uint32_t*>(source) + offset, stride, columns,
+             reinterpret_cast<uint32_t*>(packed));
+  } else {
+    copy_row(static_cast<const uint16_t*>(source) + offset, stride, columns,
+             reinterpret_cast<uint16_t*>(packed));
+  }
 }
 
 // Channels [k, k + 8) before `end`; the bytes of the others are zero.
@@ -105,11 +117,12 @@ static inline void pack_fp8_step(const QuantPackArgs& args, int64_t column, int6
     const int64_t channel = args.channels ? args.channels[k + i] : k + i;
     if (channel < 0) continue;
     for (int64_t c = 0; c < columns; ++c)
-      at[i * kPanelWidth + c] = static_cast<char>(source_code(args, column + c, channel));
+      at[i * kPanelWidth + c] =
+          static_cast<char>(source_code<CodeOrder::kBytes, 0>(args, column + c, channel));
   }
 }
 
-template <class T>
+template <CodeOrder kOrder, int kBits>
 void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
   const QuantLayout& layout = args.layout;
   const uint32_t mask = (1u << layout.bits) - 1u;
@@ -117,13 +130,13 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
   const int64_t columns = layout.n - column < kPanelWidth ? layout.n - column : kPanelWidth;
   char* at = static_cast<char*>(args.packed) + panel * panel_bytes(layout);
   for (int64_t g = 0; g < layout.groups(); ++g) {
-    pack_row(static_cast<const T*>(args.scales) + g * args.scale_group_stride +
-                 column * args.scale_n_stride,
-             args.scale_n_stride, columns, reinterpret_cast<T*>(at));
+    pack_row(layout.scale_type, args.scales,
+             g * args.scale_group_stride + column * args.scale_n_stride, args.scale_n_stride,
+             columns, at);
     if (layout.zero != ZeroKind::kMiddle) {
-      pack_row(static_cast<const T*>(args.zeros) + g * args.zero_group_stride +
-                   column * args.zero_n_stride,
-               args.zero_n_stride, columns, reinterpret_cast<T*>(at + scale_bytes(layout)));
+      pack_row(layout.scale_type, args.zeros,
+               g * args.zero_group_stride + column * args.zero_n_stride, args.zero_n_stride,
+               columns, at + scale_bytes(layout));
     }
     at += group_head_bytes(layout);
     const int64_t begin = g * layout.group;
@@ -140,7 +153,7 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
         if (channel < 0) continue;
         uint32_t* row = words + code_word(layout.bits, i) * kPanelWidth;
         for (int64_t c = 0; c < columns; ++c) {
-          const uint32_t code = source_code(args, column + c, channel) + args.add;
+          const uint32_t code = source_code<kOrder, kBits>(args, column + c, channel) + args.add;
           row[c] |= (code & mask) << code_shift(layout.bits, i);
         }
       }
@@ -148,14 +161,30 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
   }
 }
 
+template <CodeOrder kOrder, int kBits>
+void pack_quant_panels(const QuantPackArgs& args, Slice panels) {
+  for (int64_t p = panels.begin; p < panels.end; ++p) pack_quant_panel<kOrder, kBits>(args, p);
+}
+
+// Codes of any width in words; those of 4 and 8 bits, which never straddle two, are the common
+// ones: a constant width packs them 1.2 to 2 times as fast.
+template <CodeOrder kOrder>
+void pack_words(const QuantPackArgs& args, Slice panels) {
+  if (args.source_bits == 4) return pack_quant_panels<kOrder, 4>(args, panels);
+  if (args.source_bits == 8) return pack_quant_panels<kOrder, 8>(args, panels);
+  pack_quant_panels<kOrder, 0>(args, panels);
+}
+
 static inline void pack_quant(const QuantPackArgs& args, Slice panels) {
-  for (int64_t p = panels.begin; p < panels.end; ++p) {
-    // Scales are only moved, so their size is all that matters.
-    if (args.layout.scale_type == DType::kFloat32) {
-      pack_quant_panel<uint32_t>(args, p);
-    } else {
-      pack_quant_panel<uint16_t>(args, p);
-    }
+  switch (args.order) {
+    case CodeOrder::kBytes:
+      return pack_quant_panels<CodeOrder::kBytes, 8>(args, panels);
+    case CodeOrder::kWordsOfK:
+      return pack_words<CodeOrder::kWordsOfK>(args, panels);
+    case CodeOrder::kWordsOfN:
+      return pack_words<CodeOrder::kWordsOfN>(args, panels);
+    case CodeOrder::kWordsOfNAwq:
+      return pack_quant_panels<CodeOrder::kWordsOfNAwq, 4>(args, panels);
   }
 }
 
