@@ -62,6 +62,8 @@ static_scaled_int8_quant(Tensor! out, Tensor input, Tensor scale, Tensor? azp) -
 """
 OWN = """
 abandon_groups() -> ()
+apply_penalties_(Tensor! logits, Tensor prompt, Tensor output, Tensor output_start, \
+Tensor repetition, Tensor frequency, Tensor presence) -> ()
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 describe() -> str
@@ -77,6 +79,8 @@ float static_scale, int static_zero) -> int
 packed_bytes(int handle) -> int
 packed_rows(Tensor ids, int handle) -> Tensor
 read_bytes(Tensor data) -> int
+sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, Tensor seeds) \
+-> Tensor
 set_num_threads(int threads) -> ()
 """
 
