@@ -83,11 +83,45 @@ CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a, i
   }
 }
 
+// A step of one row and 4-bit codes: each word is used up while it is in a register, so that the
+// sums of four panels stay in theirs.
+template <int kPanels>
+CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a,
+                                        const TileCodes& codes) {
+  VecI x[4];
+  for (int i = 0; i < 4; ++i) x[i] = broadcast(load_raw<int32_t>(a + 4 * i));
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const VecU word = load_raw<VecU>(codes.words(p) + v * kLanes);
+      VecI& sum = tile.sum[p][0][v];
+      sum = dot_pairs(sum, x[0], (VecI)code_pairs<4, 0>(word));
+      sum = dot_pairs(sum, x[1], (VecI)code_pairs<4, 1>(word));
+      sum = dot_pairs(sum, x[2], (VecI)code_pairs<4, 2>(word));
+      sum = dot_pairs(sum, x[3], (VecI)code_pairs<4, 3>(word));
+    }
+  }
+}
+
+// One vector after the other: compilers copy a whole tile in halves of vectors, and the next load
+// of a vector then waits until both halves are in the cache.
+template <int kRows, int kPanels>
+CPU_BACKEND_INLINE void copy_tile(const IntTile<kRows, kPanels>& from,
+                                  IntTile<kRows, kPanels>& to) {
+  for (int p = 0; p < kPanels; ++p)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kPanelVecs; ++v) to.sum[p][r][v] = from.sum[p][r][v];
+}
+
 template <int kBits, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
                                         int64_t a_stride, TileCodes& codes, int64_t steps) {
-  IntTile<kRows, kPanels> sums = tile;  // a copy of its own stays in registers
+  IntTile<kRows, kPanels> sums;  // a copy of its own stays in registers
+  copy_tile(tile, sums);
   for (int64_t s = 0; s < steps; ++s, a += 16, codes.next_step(kBits)) {
+    if constexpr (kBits == 4 && kRows == 1) {
+      dot_step_of_row(sums, a, codes);
+      continue;
+    }
     dot_part<kBits, 0>(sums, a, a_stride, codes, 0);
     dot_part<kBits, 1>(sums, a + 4, a_stride, codes, 0);
     if constexpr (kBits == 8) {
@@ -98,7 +132,7 @@ CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const cha
       dot_part<kBits, 3>(sums, a + 12, a_stride, codes, 0);
     }
   }
-  tile = sums;
+  copy_tile(sums, tile);
 }
 
 // The first or second four channels of a step.
@@ -153,6 +187,8 @@ template <int kRows>
 CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group, const TileRows& a,
                                     VecI (&sum)[kRows][kPanelVecs]) {
   const int64_t stride = a.stride / 4;
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = VecI{};
   switch (layout.zero) {
     case ZeroKind::kMiddle:
       for (int r = 0; r < kRows; ++r)
@@ -211,7 +247,7 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
     codes.at += group_head_bytes(layout);
     for (int64_t left = ceil_div(channels, QuantLayout::kStep); left > 0; left -= segment) {
       const int64_t steps = left < segment ? left : segment;
-      IntTile<kRows, kPanels> tile{};
+      IntTile<kRows, kPanels> tile;
       for (int p = 0; p < kPanels; ++p)
         start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
       if constexpr (kQuads) {
