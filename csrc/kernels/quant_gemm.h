@@ -120,16 +120,11 @@ CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const cha
   for (int64_t s = 0; s < steps; ++s, a += 16, codes.next_step(kBits)) {
     if constexpr (kBits == 4 && kRows == 1) {
       dot_step_of_row(sums, a, codes);
-      continue;
-    }
-    dot_part<kBits, 0>(sums, a, a_stride, codes, 0);
-    dot_part<kBits, 1>(sums, a + 4, a_stride, codes, 0);
-    if constexpr (kBits == 8) {
-      dot_part<kBits, 0>(sums, a + 8, a_stride, codes, 1);
-      dot_part<kBits, 1>(sums, a + 12, a_stride, codes, 1);
     } else {
-      dot_part<kBits, 2>(sums, a + 8, a_stride, codes, 0);
-      dot_part<kBits, 3>(sums, a + 12, a_stride, codes, 0);
+      dot_part<kBits, 0>(sums, a, a_stride, codes, 0);
+      dot_part<kBits, 1>(sums, a + 4, a_stride, codes, 0);
+      dot_part<kBits, kBits == 8 ? 0 : 2>(sums, a + 8, a_stride, codes, kBits == 8);
+      dot_part<kBits, kBits == 8 ? 1 : 3>(sums, a + 12, a_stride, codes, kBits == 8);
     }
   }
   copy_tile(sums, tile);
