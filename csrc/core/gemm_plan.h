@@ -59,9 +59,9 @@ static inline int64_t gemm_rows(int64_t m, int64_t k) {
 
 // About four items per thread, so that one that is held up does not keep the others waiting, but
 // none of less than some 5 microseconds, and an equal share for each thread.  With eight, each of
-// which widens its rows anew, products of 8 to 64 rows took up to a tenth longer.  Where items repeat
-// for many rows, their panels are few enough to stay in a shared cache until all rows have used
-// them.
+// which widens its rows anew, products of 8 to 64 rows took up to a tenth longer.  Where items
+// repeat for many rows, their panels are few enough to stay in a shared cache until all rows have
+// used them.
 static inline GemmPlan plan_gemm(const GemmShape& shape, int64_t threads) {
   constexpr int64_t kItemsPerThread = 4;
   constexpr int64_t kItemWork = 1 << 18;  // multiply-adds
