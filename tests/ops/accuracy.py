@@ -20,9 +20,11 @@ def assert_accurate(
     """The error of ``result`` is at most twice that of plain PyTorch.
 
     The truth is ``compute`` in fp64; PyTorch's attempt is ``compute`` in fp32, rounded once to the
-    dtype of ``result``, which is the best that a model without these ops could do.  Four fp32
-    ulps of the largest value are allowed on top, for tensors so small that PyTorch was lucky, and
-    ``slack`` times it where a kernel is documented not to have the accuracy of fp32.
+    dtype of ``result``, which is the best that a model without these ops could do.  Eight fp32
+    ulps of the largest value are allowed on top: what a chain of 128 additions may cost (half an
+    ulp times the root of 128, with a margin), where PyTorch's sums are of as many short chains as
+    its CPU has lanes or a tensor is so small that it was lucky; ``slack`` times that value where
+    a kernel is documented not to have the accuracy of fp32.
     """
     exact = compute(*(x if x is None else x.double() for x in inputs))
     plain = compute(*(x if x is None else x.float() for x in inputs)).to(result.dtype)
@@ -32,7 +34,7 @@ def assert_accurate(
     assert not result.isnan().any()
     error = (result.double() - exact).abs().max().item()
     earned = (plain.double() - exact).abs().max().item()
-    floor = (4 * torch.finfo(torch.float32).eps + slack) * exact.abs().max().item()
+    floor = (8 * torch.finfo(torch.float32).eps + slack) * exact.abs().max().item()
     assert error <= 2 * earned + floor, f"error {error:.3e}, PyTorch's {earned:.3e}"
 
 
