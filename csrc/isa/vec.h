@@ -37,20 +37,31 @@ CPU_BACKEND_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 CPU_BACKEND_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 CPU_BACKEND_INLINE Vec abs(Vec x) { return from_bits(as_bits(x) & 0x7fffffffu); }
 
-// The order of these two reductions is fixed: halves, then halves of halves.
+// All lanes joined by op, in a fixed order: halves, then halves of halves.  Through memory, as
+// compilers have it without help, every half would wait for the store of the one before.
+template <class Op>
+CPU_BACKEND_INLINE float fold_lanes(Vec v, Op op) {
+  typedef float Four __attribute__((vector_size(16)));
+#if CPU_BACKEND_VECTOR_BYTES == 64
+  typedef float Eight __attribute__((vector_size(32)));
+  const Eight eight =
+      op((Eight)_mm512_castps512_ps256((__m512)v), (Eight)_mm512_extractf32x8_ps((__m512)v, 1));
+#elif CPU_BACKEND_VECTOR_BYTES == 32
+  const Vec eight = v;
+#endif
+#if CPU_BACKEND_VECTOR_BYTES > 16
+  const Four x = op((Four)_mm256_castps256_ps128((__m256)eight),
+                    (Four)_mm256_extractf128_ps((__m256)eight, 1));
+#else
+  const Four x = v;
+#endif
+  return op(op(x[0], x[2]), op(x[1], x[3]));
+}
 CPU_BACKEND_INLINE float sum_lanes(Vec v) {
-  float x[kLanes];
-  __builtin_memcpy(x, &v, sizeof v);
-  for (int n = kLanes / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) x[i] += x[i + n];
-  return x[0];
+  return fold_lanes(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a + b; });
 }
 CPU_BACKEND_INLINE float max_lanes(Vec v) {
-  float x[kLanes];
-  __builtin_memcpy(x, &v, sizeof v);
-  for (int n = kLanes / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) x[i] = x[i] > x[i + n] ? x[i] : x[i + n];
-  return x[0];
+  return fold_lanes(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a > b ? a : b; });
 }
 
 // ---- 16-bit conversions, one vector at a time --------------------------------------------------
@@ -73,6 +84,15 @@ CPU_BACKEND_INLINE VecH narrow_bf16(Vec x) {
   const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const VecU quiet_nan = (u >> 16) | 0x40u;
   return __builtin_convertvector(select(x != x, quiet_nan, rounded), VecH);
+}
+
+// The same where no number is subnormal: hardware makes those zeros.
+CPU_BACKEND_INLINE VecH narrow_normal_bf16(Vec x) {
+#if defined(__AVX512BF16__)
+  return (VecH)_mm512_cvtneps_pbh((__m512)x);
+#else
+  return narrow_bf16(x);
+#endif
 }
 
 CPU_BACKEND_INLINE Vec widen_fp16(VecH h) {

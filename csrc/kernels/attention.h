@@ -11,10 +11,11 @@
 //           then the mask: causal, sliding window (`window` tokens, the row's own included).
 //           A sink adds exp(sink) to the denominator and nothing to the output.
 // Codes     fp8 is decoded in registers where it multiplies.  int8 meets queries and probabilities
-//           that were turned into 16-bit integers, per row and page.  A scale of all keys goes
-//           into the query and one of all values into the output; a scale per token goes into the
-//           score and into the probability.
-// Numerics  everything in fp32, one rounding on store.  A row that sees no token gives zeros.
+//           that were turned into 16-bit integers, per row and page.  A scale of keys goes
+//           into the score, one of all values into the output, one per value into the probability.
+// Numerics  everything in fp32, one rounding on store; where the target multiplies pairs of bf16,
+//           queries meet bf16 keys as they are, and probabilities are rounded to bf16 before they
+//           are summed and meet values.  A row that sees no token gives zeros.
 // Threads   none: one item at a time; scratch of attend_scratch_floats() per thread.
 #pragma once
 
@@ -64,15 +65,14 @@ CPU_BACKEND_INLINE float code_unit(KvType type) {
 template <class Code>
 constexpr bool kIntegers = kSame<Code, int8_t>;
 
-// The left operand of multiply_panel() among the rows of the scratch.
+// The left operand of multiply_panel() among the rows of the scratch, which are kStretch times as
+// long in its type.
 template <class Code>
-CPU_BACKEND_INLINE auto operand(const float* rows) {
-  if constexpr (kIntegers<Code>) {
-    return reinterpret_cast<const int16_t*>(rows) + kScaleHalves;
-  } else {
-    return rows;
-  }
+CPU_BACKEND_INLINE const Left<Code>* operand(const float* rows) {
+  return reinterpret_cast<const Left<Code>*>(rows) + (kIntegers<Code> ? kScaleHalves : 0);
 }
+template <class Code>
+constexpr int64_t kStretch = sizeof(float) / sizeof(Left<Code>);
 
 // x[i] *= scales[i] for i < count, and on to the end of the last vector.
 CPU_BACKEND_INLINE void scale_row(const float* scales, int64_t count, float* x) {
@@ -144,15 +144,17 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
   }
 }
 
-// Scores [count] of positions first, first + 1, ... as the softmax sees them, and their maximum.
-CPU_BACKEND_INLINE Vec mask_row(const AttendArgs& args, const RowMask& mask, float slope,
-                                int64_t first, int64_t count, float* scores, Vec best) {
+// Products [count] with the keys of positions first, first + 1, ... become scores as the softmax
+// sees them; the largest of `best` and them.
+CPU_BACKEND_INLINE Vec mask_row(const AttendArgs& args, const RowMask& mask, float scale,
+                                float slope, int64_t first, int64_t count, float* scores,
+                                Vec best) {
   const int32_t begin = static_cast<int32_t>(mask.begin - first);
   const int32_t end = static_cast<int32_t>(mask.end - first);
   const float distance = static_cast<float>(first - mask.position);
   for (int64_t i = 0; i < count; i += kLanes) {
     const VecI at = lane_index(static_cast<int32_t>(i));
-    Vec s = load(scores + i);
+    Vec s = load(scores + i) * scale;
     if (args.softcap > 0.0f) s = args.softcap * tanh(s / args.softcap);
     if (slope != 0.0f) s = s + slope * (__builtin_convertvector(at, Vec) + distance);
     s = select((at >= begin) & (at < end), s, broadcast(kMinusInfinity));
@@ -162,17 +164,22 @@ CPU_BACKEND_INLINE Vec mask_row(const AttendArgs& args, const RowMask& mask, flo
   return best;
 }
 
-// Turns scores into exponentials, rescaling the state where the maximum has grown.
-CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask, float slope,
-                                    int64_t first, int64_t count, float* scores, float& max,
-                                    float& sum, float* out) {
+// Turns products with keys into exponentials that meet values of Code, rescaling the state where
+// the maximum has grown.
+template <class Code>
+CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask, float scale,
+                                    float slope, int64_t first, int64_t count, float* scores,
+                                    float& max, float& sum, float* out) {
   const bool whole = mask.begin <= first && mask.end >= first + round_up(count, kLanes);
   Vec best = broadcast(max);
-  if (whole && args.softcap <= 0.0f && slope == 0.0f) {  // most pages: nothing to change
-    for (int64_t i = 0; i < count; i += kLanes)
-      best = cpu_backend::CPU_BACKEND_TARGET::max(best, load(scores + i));
+  if (whole && args.softcap <= 0.0f && slope == 0.0f) {  // most pages
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const Vec s = load(scores + i) * scale;
+      store(scores + i, s);
+      best = cpu_backend::CPU_BACKEND_TARGET::max(best, s);
+    }
   } else {
-    best = mask_row(args, mask, slope, first, count, scores, best);
+    best = mask_row(args, mask, scale, slope, first, count, scores, best);
   }
   const float new_max = max_lanes(best);
   if (new_max == kMinusInfinity) {  // nothing visible so far: exp(-inf - -inf) would be NaN
@@ -181,8 +188,14 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   }
   Vec total{};
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec p = exp_nonpositive(load(scores + i) - new_max);
-    store(scores + i, p);
+    Vec p = exp_nonpositive(load(scores + i) - new_max);
+    if constexpr (kSame<Left<Code>, bf16_t>) {
+      const VecH rounded = narrow_normal_bf16(p);
+      store_raw(reinterpret_cast<bf16_t*>(scores) + i, rounded);
+      p = widen_bf16(rounded);
+    } else {
+      store(scores + i, p);
+    }
     total = total + p;
   }
   if (new_max != max) {
@@ -218,8 +231,8 @@ struct AttendScratch {
 template <class Code>
 void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t begin, int64_t end,
                       int64_t item_end, const AttendScratch& scratch) {
-  constexpr int64_t kStretch = kIntegers<Code> ? 2 : 1;  // 16-bit integers in the place of fp32
   const PagedKv& cache = args.cache;
+  const float score_scale = args.scale * cache.key_scale * code_unit(cache.type);
   const int64_t head_dim = cache.head_dim;
   const int64_t block_size = cache.block_size;
   const int64_t group = args.num_heads / args.num_kv_heads;
@@ -235,7 +248,7 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     if (count == in_block && first + count < item_end)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
     multiply_panel(item.row_count, round_up(count, kWholeColumns<Code>),
-                   operand<Code>(scratch.query), kStretch * head_dim,
+                   operand<Code>(scratch.query), kStretch<Code> * head_dim,
                    block.key + panel_offset<Code>(0, offset, block_size), block_size, head_dim,
                    scratch.scores, block_size, false, next.key);
     for (int32_t r = 0; r < item.row_count; ++r) {
@@ -244,14 +257,16 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
           args.alibi_slopes ? args.alibi_slopes[item.kv_head * group + row % group] : 0.0f;
       float* scores = scratch.scores + r * block_size;
       if constexpr (kIntegers<Code>) scale_row(block.key_scales + offset, count, scores);
-      softmax_row(args, row_mask(args, item.request, row / group), slope, first, count, scores,
-                  scratch.part.max[r], scratch.part.sum[r], scratch.part.out + r * head_dim);
+      softmax_row<Code>(args, row_mask(args, item.request, row / group), score_scale, slope, first,
+                        count, scores, scratch.part.max[r], scratch.part.sum[r],
+                        scratch.part.out + r * head_dim);
       if constexpr (kIntegers<Code>) {
         scale_row(block.value_scales + offset, count, scores);
         to_int16_row(scores, count);
       }
     }
-    multiply_panel(item.row_count, head_dim, operand<Code>(scratch.scores), kStretch * block_size,
+    multiply_panel(item.row_count, head_dim, operand<Code>(scratch.scores),
+                   kStretch<Code> * block_size,
                    block.value + panel_offset<Code>(offset, 0, head_dim), head_dim, count,
                    scratch.part.out, head_dim, true, next.value);
     first += count;
@@ -263,17 +278,21 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
   const int64_t head_dim = args.cache.head_dim;
   const int64_t group = args.num_heads / args.num_kv_heads;
   const AttendScratch scratch(scratch_base, head_dim, args.cache.block_size);
-  const float query_scale = args.scale * args.cache.key_scale * code_unit(args.cache.type);
 
   for (int32_t r = 0; r < item.row_count; ++r) {
     const int64_t row = item.row_begin + r;
     const T* q = static_cast<const T*>(args.query) +
                  (args.query_start[item.request] + row / group) * args.query_token_stride +
                  (item.kv_head * group + row % group) * args.query_head_stride;
-    for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store_n(scratch.query + r * head_dim + i, load_n(q + i, n) * query_scale, n);
-    });
-    if constexpr (kIntegers<Code>) to_int16_row(scratch.query + r * head_dim, head_dim);
+    float* row_of_scratch = scratch.query + r * head_dim;
+    if constexpr (kSame<T, Left<Code>>) {
+      __builtin_memcpy(row_of_scratch, q, head_dim * sizeof(T));
+    } else {
+      for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+        store_n(row_of_scratch + i, load_n(q + i, n), n);
+      });
+    }
+    if constexpr (kIntegers<Code>) to_int16_row(row_of_scratch, head_dim);
   }
   // The first row sees furthest back, the last one furthest ahead.
   const int64_t last_row = item.row_begin + item.row_count - 1;

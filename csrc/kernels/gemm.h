@@ -175,22 +175,10 @@ void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
 
 // ---- the product -----------------------------------------------------------------------------
 
-// The type in which rows of a meet a panel of T.
-template <class T>
-struct LeftOf {
-  using Type = float;
-};
-#if defined(CPU_BACKEND_BF16_PAIRS)
-template <>
-struct LeftOf<bf16_t> {
-  using Type = bf16_t;
-};
-#endif
-
 // Some rows of a, a part of the depth, and the panels they are multiplied with.
 template <class T>
 struct GemmStep {
-  const typename LeftOf<T>::Type* a;
+  const Left<T>* a;
   int64_t a_stride;
   int64_t rows, depth;
   const T* panel;
@@ -202,7 +190,7 @@ struct GemmStep {
 // Rows that have the type already are read where they lie, others are widened into `wide`.
 template <class T>
 void take_rows(GemmStep<T>& step, const T* a, int64_t a_stride, float* wide) {
-  if constexpr (sizeof(T) == sizeof(typename LeftOf<T>::Type)) {
+  if constexpr (sizeof(T) == sizeof(Left<T>)) {
     step.a = a;
     step.a_stride = a_stride;
   } else {
@@ -225,7 +213,7 @@ CPU_BACKEND_INLINE int64_t panels_at_once(int64_t rows) {
 template <int kRows, int kPanels, class T>
 CPU_BACKEND_INLINE void multiply_side_by_side(const GemmStep<T>& step) {
   Ahead none{};
-  multiply_tile<Fetch::kInBursts, typename LeftOf<T>::Type, T, kRows, kPanelVecs, kPanels>(
+  multiply_tile<Fetch::kInBursts, Left<T>, T, kRows, kPanelVecs, kPanels>(
       step.a, step.a_stride, step.panel, kPanelWidth, step.panel_elements, step.depth, step.c,
       kPanelWidth, kRows * kPanelWidth, step.accumulate, none);
 }

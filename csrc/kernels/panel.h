@@ -67,6 +67,24 @@ CPU_BACKEND_INLINE int64_t panel_offset(int64_t k, int64_t column, int64_t strid
   return k / kPair * kPair * stride + kPair * column + k % kPair;
 }
 
+// The type in which rows of A meet a panel of T.
+template <class T>
+struct LeftOf {
+  using Type = float;
+};
+template <>
+struct LeftOf<int8_t> {
+  using Type = int16_t;
+};
+#if defined(CPU_BACKEND_BF16_PAIRS)
+template <>
+struct LeftOf<bf16_t> {
+  using Type = bf16_t;
+};
+#endif
+template <class T>
+using Left = typename LeftOf<T>::Type;
+
 template <int kRows, int kVecs, int kPanels>
 struct Tile {
   Vec acc[kPanels][kRows][kVecs];
@@ -113,13 +131,17 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
 }
 
 #if defined(CPU_BACKEND_BF16_PAIRS)
-// One pair of steps with bf16 on both sides; without `both` the second of the pair is zero.
+// One pair of steps with bf16 on both sides; without `both` the second of the pair is zero, and
+// what b has in its place is not used: it may be NaN.
 template <int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const bf16_t* a,
                                        int64_t a_stride, int64_t k, const bf16_t* b, int panel,
                                        bool both) {
   VecU words[kVecs];
-  for (int v = 0; v < kVecs; ++v) words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+  for (int v = 0; v < kVecs; ++v) {
+    words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+    if (!both) words[v] &= kFirstIsLow ? 0x0000ffffu : 0xffff0000u;
+  }
   for (int r = 0; r < kRows; ++r) {
     const bf16_t* from = a + r * a_stride + k;
     const bf16_t single[2] = {*from, bf16_t{}};

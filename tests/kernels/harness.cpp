@@ -71,7 +71,7 @@ void for_each_target(const std::function<void(const KernelTable&)>& run) {
   current_target = "";
 }
 
-void for_each_linear_target(const std::function<void(const KernelTable&)>& run) {
+void for_each_target_and_emulated(const std::function<void(const KernelTable&)>& run) {
   for_each_target(run);
   const char* only = getenv("CPU_BACKEND_ISA");
   if (only && *only) return;
@@ -85,6 +85,10 @@ void for_each_linear_target(const std::function<void(const KernelTable&)>& run) 
 const KernelTable* bf16_definition_of(const KernelTable& table) {
   if (strcmp(table.target, "avx512_bf16") == 0) return k_emulated_bf16_pairs_table;
   return strcmp(table.target, "amx") == 0 ? k_emulated_bf16_tiles_table : nullptr;
+}
+
+bool has_bf16_unit(const KernelTable& table) {
+  return bf16_definition_of(table) || strncmp(table.target, "emulated", 8) == 0;
 }
 
 void Compare::add(float result, double reference, double plain, double typical) {

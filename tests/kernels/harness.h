@@ -33,9 +33,11 @@ bool expect(bool ok, const char* format, ...) __attribute__((format(printf, 2, 3
 
 void for_each_target(const std::function<void(const KernelTable&)>& run);
 // And those whose bf16 units are emulated, unless CPU_BACKEND_ISA names one target.
-void for_each_linear_target(const std::function<void(const KernelTable&)>& run);
+void for_each_target_and_emulated(const std::function<void(const KernelTable&)>& run);
 // The emulation of the bf16 unit that a target has, or null.
 const KernelTable* bf16_definition_of(const KernelTable& table);
+// In hardware or emulated.
+bool has_bf16_unit(const KernelTable& table);
 
 #if defined(CPU_BACKEND_TESTS_EMULATED)
 constexpr bool kEmulated = true;
@@ -51,8 +53,7 @@ enum class Words { kSingle, kPairs, kIntegerPairs };
 inline int64_t documented_offset(const KernelTable& table, Words words, int64_t row, int64_t column,
                                  int64_t stride) {
   if (words == Words::kSingle) return row * stride + column;
-  const bool has_bf16_unit = strncmp(table.target, "emulated", 8) == 0;
-  if (words == Words::kIntegerPairs || has_bf16_unit || table.panel_width > 16)
+  if (words == Words::kIntegerPairs || has_bf16_unit(table) || table.panel_width > 16)
     return row / 2 * 2 * stride + 2 * column + row % 2;
   const int64_t lanes = table.panel_width / 2;
   const int64_t lane = column % lanes;

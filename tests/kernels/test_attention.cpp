@@ -36,6 +36,8 @@ constexpr float kKeyScale = 0.037f, kValueScale = 0.0051f;  // of fp8
 // Of outputs below 1 where queries and probabilities are rounded to 16 bits: a query's channels are
 // off by 2^-16 of its largest, 2, so scores of up to 512 channels at random signs by some 10^-4.
 constexpr double kIntegerError = 1e-4;
+// Where probabilities are rounded to bf16, by up to 2^-9 of each at random signs.
+constexpr double kRoundedError = 0x1p-9;
 
 bool sees(const Case& c, bool causal, int64_t position, int64_t other) {
   if (causal && other > position) return false;
@@ -75,7 +77,7 @@ class Step {
   }
 
   Buffer run(const KernelTable& table, int threads);
-  void compare(const Buffer& out, const std::string& label) const;
+  void compare(const KernelTable& table, const Buffer& out, const std::string& label) const;
   int64_t first_token(size_t request) const { return start_[request]; }
 
  private:
@@ -270,7 +272,9 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
   return out;
 }
 
-void Step::compare(const Buffer& out, const std::string& label) const {
+void Step::compare(const KernelTable& table, const Buffer& out, const std::string& label) const {
+  const bool rounded =
+      c_.kv == KvType::kActivations && c_.type == DType::kBFloat16 && has_bf16_unit(table);
   Compare compare(c_.type, label);
   for (size_t r = 0; r < pick_.size(); ++r) {
     for (int t = 0; t < start_[r + 1] - start_[r]; ++t) {
@@ -280,8 +284,8 @@ void Step::compare(const Buffer& out, const std::string& label) const {
         for (int d = 0; d < c_.head_dim; ++d) {
           const float got = out.get(start_[r] + t, h * head_stride() + d);
           const double exact = wide[static_cast<size_t>(d)];
-          if (c_.kv == KvType::kInt8) {
-            compare.add_bounded(got, exact, kIntegerError);
+          if (c_.kv == KvType::kInt8 || rounded) {
+            compare.add_bounded(got, exact, rounded ? kRoundedError : kIntegerError);
           } else {
             compare.add(got, exact, plain[static_cast<size_t>(d)]);
           }
@@ -306,14 +310,14 @@ void check_case(const KernelTable& table, const Case& c) {
   const std::string label = label_of(c);
   Step step(c, all_of(c));
   const Buffer one = step.run(table, 1);
-  step.compare(one, label);
+  step.compare(table, one, label);
   for (int threads : {4, 500})
     expect(step.run(table, threads) == one, "%s: %d threads change the result", label.c_str(),
            threads);
 }
 
 void test_attention_head_sizes() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int head_dim : {16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 512}) {
         Case c;
@@ -328,7 +332,7 @@ void test_attention_head_sizes() {
 const Registration a("attention/test_attention_head_sizes", test_attention_head_sizes);
 
 void test_attention_groups_and_blocks() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int kv_heads : {1, 2, 6}) {  // shared by all, by three, by none
         for (int block_size : {16, 32, 48, 128}) {
@@ -349,7 +353,7 @@ const Registration b("attention/test_attention_groups_and_blocks",
                      test_attention_groups_and_blocks);
 
 void test_attention_masks_and_scores() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int causal : {0, 1, 2}) {
         for (int window : {0, 1, 5, 16, 17, 40}) {
@@ -376,7 +380,7 @@ const Registration d("attention/test_attention_masks_and_scores", test_attention
 
 // Contexts over several partitions: split over threads, merged again.
 void test_attention_long_contexts() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int window : {0, 600}) {
         for (bool extras : {false, true}) {
@@ -400,7 +404,7 @@ const Registration e("attention/test_attention_long_contexts", test_attention_lo
 
 // Every head size with every kind of codes, then every mask and score option and long contexts.
 void test_attention_over_codes() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     int turn = 0;
     for (KvType kv : kQuantizedKv) {
       for (int head_dim : {16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 512}) {
@@ -451,7 +455,7 @@ constexpr KvType kAllKv[] = {KvType::kActivations, KvType::kFp8E4M3, KvType::kFp
                              KvType::kInt8};
 
 void test_attention_does_not_depend_on_the_batch() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (int turn = 0; turn < 6; ++turn) {
       const DType type = kTypes[turn % 3];
       Case c;

@@ -83,7 +83,7 @@ struct Problem {
 
 // The layout that kernels/panel.h documents, written out again.
 void test_pack_weight_follows_the_documented_layout() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 3 * width}) {
@@ -155,7 +155,7 @@ void check_product(const KernelTable& table, const Problem& problem, bool with_b
 }
 
 void test_gemm_matches_reference() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
     for (DType type : kTypes) {
@@ -173,7 +173,7 @@ void test_gemm_matches_reference() {
 const Registration b("gemm/test_gemm_matches_reference", test_gemm_matches_reference);
 
 void test_gemm_row_does_not_depend_on_its_batch() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int64_t k : {5, 131, 300}) {
         const int64_t n = 9 * table.panel_width / 2 + 1;
@@ -209,7 +209,7 @@ const Registration c("gemm/test_gemm_row_does_not_depend_on_its_batch",
                      test_gemm_row_does_not_depend_on_its_batch);
 
 void test_gemm_touches_only_its_rows_and_panels() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       Problem problem(type, 5, 3 * width - 1, 33);
@@ -235,7 +235,7 @@ const Registration d("gemm/test_gemm_touches_only_its_rows_and_panels",
 
 // Long sums: chains of bounded length must lose clearly less than one chain over all of k.
 void test_gemm_sums_in_short_chains() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const Problem problem(DType::kFloat32, 6, 64, 4096);
     const Buffer packed = problem.pack(table);
     Buffer out(DType::kFloat32, problem.m, problem.n);
@@ -263,7 +263,7 @@ const Registration e("gemm/test_gemm_sums_in_short_chains", test_gemm_sums_in_sh
 
 // Deeper than one item's activations may be: products wait in scratch for the rest of their depth.
 void test_gemm_takes_long_rows_in_parts() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       const int64_t k = kActivationFloats / 24 + 3 * kChainLength + 5;
       const Problem problem(type, 26, table.panel_width + 3, k);
@@ -282,7 +282,7 @@ const Registration f("gemm/test_gemm_takes_long_rows_in_parts", test_gemm_takes_
 
 // Two weights stacked along n, their panels in turns: the same values in the same columns.
 void test_gemm_of_interleaved_parts_gives_natural_columns() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (int64_t half : {int64_t{1}, width - 1, width, width + 1, 3 * width + 2}) {
@@ -308,7 +308,7 @@ const Registration g("gemm/test_gemm_of_interleaved_parts_gives_natural_columns"
 
 // The store adds what a separate op would have added to the stored product, bit for bit.
 void test_gemm_adds_the_residual_as_a_second_op_would() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
       for (int64_t m : {1, 2, 7}) {
         const Problem problem(type, m, 2 * table.panel_width + 3, 37);
@@ -333,7 +333,7 @@ const Registration h("gemm/test_gemm_adds_the_residual_as_a_second_op_would",
                      test_gemm_adds_the_residual_as_a_second_op_would);
 
 void test_gemm_activates_and_multiplies_as_a_second_op_would() {
-  for_each_linear_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (Activation kind :

@@ -8,7 +8,8 @@ cpu_int4   4-bit codes, an fp16 scale and offset per 32 input channels and colum
            KEEP_ABOVE (relative Frobenius norm), which outlier channels bring about.
 
 Both multiply activations as 16-bit integers, scaled per row and up to 128 channels of a group.
-With 8-bit ones the demo model's perplexity rose by less than 1 %, but its answers changed.
+With 8-bit ones (``CPU_BACKEND_ACTIVATIONS=int8``; the output layer's stay) the demo model's
+perplexity rose by less than 1 %, but its answers changed.
 Embedding tables, norms and what is not a matrix stay as they are.
 """
 
@@ -27,7 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
-from cpu_backend.layers.quantization.packing import OwnConfig
+from cpu_backend.layers.quantization.packing import OwnConfig, weight_only_activations
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 logger = init_logger("vllm.cpu_backend")
@@ -37,8 +38,6 @@ KEEP_ABOVE = 0.10
 # Shares of a group's range that 16 levels are tried on: clipping the ends makes the steps finer.
 RANGES = (1.0, 0.92, 0.84, 0.76)
 _CHUNK_ELEMENTS = 1 << 22  # quantized at a time, so that fp32 copies stay small
-
-ACTIVATIONS = Activations("int16")
 
 
 def _grouped(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -128,7 +127,7 @@ def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLine
         Codes(codes, "bytes", 8),
         GroupScales(scales.t(), group),
         weight.shape[1],
-        ACTIVATIONS,
+        Activations("int16") if float_output else weight_only_activations(),
         float_output,
     )
 
@@ -143,7 +142,7 @@ def pack_int4(weight: torch.Tensor) -> QuantizedLinear:
         Codes(codes, "bytes", 4),
         GroupScales(scales.t(), group, offsets.t(), offsets=True),
         weight.shape[1],
-        ACTIVATIONS,
+        weight_only_activations(),
     )
 
 
