@@ -11,8 +11,6 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-typedef int8_t VecB __attribute__((vector_size(kVectorBytes / 4)));
-
 template <class A, class B>
 constexpr bool kSame = false;
 template <class A>
@@ -65,13 +63,13 @@ CPU_BACKEND_INLINE VecB narrow_fp8(Vec x, float largest) {
   const VecU subnormal = as_bits(from_bits(a) + from_bits(VecU{} + kRound)) - kRound;
   VecU code = select(a < kNormal, subnormal, normal);
   code = select(x != x, VecU{} + 0x7fu, code) | ((as_bits(x) >> 24) & 0x80u);
-  return __builtin_convertvector(code, VecB);
+  return narrow_to_bytes(code);
 }
 CPU_BACKEND_INLINE void store(fp8_t* p, Vec v) { store_raw(p, narrow_fp8<3, 7>(v, 448.0f)); }
 CPU_BACKEND_INLINE void store(e5m2_t* p, Vec v) { store_raw(p, narrow_fp8<2, 15>(v, 57344.0f)); }
 CPU_BACKEND_INLINE void store(int8_t* p, Vec v) {
   const Vec held = max(min(v, broadcast(127.0f)), broadcast(-127.0f));
-  store_raw(p, __builtin_convertvector(round_to_int(held), VecB));
+  store_raw(p, narrow_to_bytes((VecU)round_to_int(held)));
 }
 
 // ---- two numbers per 16-bit word, in memory order ----------------------------------------------

@@ -17,6 +17,7 @@ typedef float Vec __attribute__((vector_size(kVectorBytes)));
 typedef int32_t VecI __attribute__((vector_size(kVectorBytes)));
 typedef uint32_t VecU __attribute__((vector_size(kVectorBytes)));
 typedef uint16_t VecH __attribute__((vector_size(kVectorBytes / 2)));
+typedef int8_t VecB __attribute__((vector_size(kVectorBytes / 4)));
 
 CPU_BACKEND_INLINE Vec broadcast(float x) { return x - Vec{}; }
 CPU_BACKEND_INLINE VecI broadcast(int32_t x) { return x - VecI{}; }
@@ -39,15 +40,15 @@ CPU_BACKEND_INLINE Vec abs(Vec x) { return from_bits(as_bits(x) & 0x7fffffffu); 
 
 // All lanes joined by op, in a fixed order: halves, then halves of halves.  Through memory, as
 // compilers have it without help, every half would wait for the store of the one before.
-template <class Op>
-CPU_BACKEND_INLINE float fold_lanes(Vec v, Op op) {
-  typedef float Four __attribute__((vector_size(16)));
+template <class T, class V, class Op>
+CPU_BACKEND_INLINE T fold_lanes(V v, Op op) {
+  typedef T Four __attribute__((vector_size(16)));
 #if CPU_BACKEND_VECTOR_BYTES == 64
-  typedef float Eight __attribute__((vector_size(32)));
+  typedef T Eight __attribute__((vector_size(32)));
   const Eight eight =
       op((Eight)_mm512_castps512_ps256((__m512)v), (Eight)_mm512_extractf32x8_ps((__m512)v, 1));
 #elif CPU_BACKEND_VECTOR_BYTES == 32
-  const Vec eight = v;
+  const V eight = v;
 #endif
 #if CPU_BACKEND_VECTOR_BYTES > 16
   const Four x = op((Four)_mm256_castps256_ps128((__m256)eight),
@@ -58,15 +59,22 @@ CPU_BACKEND_INLINE float fold_lanes(Vec v, Op op) {
   return op(op(x[0], x[2]), op(x[1], x[3]));
 }
 CPU_BACKEND_INLINE float sum_lanes(Vec v) {
-  return fold_lanes(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a + b; });
+  return fold_lanes<float>(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a + b; });
+}
+CPU_BACKEND_INLINE int32_t sum_lanes(VecI v) {
+  return fold_lanes<int32_t>(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a + b; });
 }
 CPU_BACKEND_INLINE float max_lanes(Vec v) {
-  return fold_lanes(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a > b ? a : b; });
+  return fold_lanes<float>(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a > b ? a : b; });
+}
+CPU_BACKEND_INLINE int32_t max_lanes(VecI v) {
+  return fold_lanes<int32_t>(v, [](auto a, auto b) CPU_BACKEND_LAMBDA { return a > b ? a : b; });
 }
 
-// ---- 16-bit conversions, one vector at a time --------------------------------------------------
+// ---- conversions, one vector at a time ---------------------------------------------------------
 
-// GCC 12 converts halves of vectors, in five instructions.
+// By __builtin_convertvector GCC 12 converts halves of vectors, in five instructions, and narrows
+// to bytes one at a time.
 CPU_BACKEND_INLINE VecU widen_bits(VecH h) {
 #if CPU_BACKEND_VECTOR_BYTES == 64
   return (VecU)_mm512_cvtepu16_epi32((__m256i)h);
@@ -77,13 +85,42 @@ CPU_BACKEND_INLINE VecU widen_bits(VecH h) {
 #endif
 }
 
+// The lower half of each lane.
+CPU_BACKEND_INLINE VecH narrow_bits(VecU u) {
+#if CPU_BACKEND_VECTOR_BYTES == 64
+  return (VecH)_mm512_cvtepi32_epi16((__m512i)u);
+#elif CPU_BACKEND_VECTOR_BYTES == 32 && defined(__AVX2__)
+  const __m256i lower = _mm256_set1_epi64x(0x0d0c090805040100);
+  const __m256i halves = _mm256_shuffle_epi8((__m256i)u, lower);
+  return (VecH)_mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
+#else
+  return __builtin_convertvector(u, VecH);
+#endif
+}
+
+// The lowest byte of each lane.
+CPU_BACKEND_INLINE VecB narrow_to_bytes(VecU u) {
+#if CPU_BACKEND_VECTOR_BYTES == 64
+  return (VecB)_mm512_cvtepi32_epi8((__m512i)u);
+#elif CPU_BACKEND_VECTOR_BYTES == 32 && defined(__AVX2__)
+  const __m256i quarters = _mm256_shuffle_epi8((__m256i)u, _mm256_set1_epi32(0x0c080400));
+  const __m128i joined =
+      _mm_unpacklo_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
+  VecB bytes;
+  __builtin_memcpy(&bytes, &joined, sizeof bytes);
+  return bytes;
+#else
+  return __builtin_convertvector(u, VecB);
+#endif
+}
+
 CPU_BACKEND_INLINE Vec widen_bf16(VecH h) { return from_bits(widen_bits(h) << 16); }
 
 CPU_BACKEND_INLINE VecH narrow_bf16(Vec x) {
   const VecU u = as_bits(x);
   const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const VecU quiet_nan = (u >> 16) | 0x40u;
-  return __builtin_convertvector(select(x != x, quiet_nan, rounded), VecH);
+  return narrow_bits(select(x != x, quiet_nan, rounded));
 }
 
 // The same where no number is subnormal: hardware makes those zeros.
@@ -126,7 +163,7 @@ CPU_BACKEND_INLINE VecH narrow_fp16(Vec x) {
   const VecU overflow = select(a > 0x7f800000u, VecU{} + 0x7e00u, VecU{} + 0x7c00u);
   VecU h = select(a < 0x38800000u, subnormal, normal);
   h = select(a >= 0x477ff000u, overflow, h);
-  return __builtin_convertvector(h | sign, VecH);
+  return narrow_bits(h | sign);
 #endif
 }
 

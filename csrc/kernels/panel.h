@@ -221,12 +221,11 @@ CPU_BACKEND_INLINE float integer_scale(const T* x, int64_t size, float limit) {
 // Turns a row into such integers where it lies, with zeros up to the end of the last vector; what
 // is below 2^-126 counts as zero.
 CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size) {
-  typedef int16_t Half __attribute__((vector_size(kVectorBytes / 2)));
   const float scale = integer_scale(x, size, 32767.0f);
   const float inverse = scale >= 0x1p-126f ? 1.0f / scale : 0.0f;
   int16_t* row = reinterpret_cast<int16_t*>(x) + kScaleHalves;
   for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    store_raw(row + i, __builtin_convertvector(round_to_int(load_n(x + i, n) * inverse), Half));
+    store_raw(row + i, narrow_bits((VecU)round_to_int(load_n(x + i, n) * inverse)));
   });
   store_raw(x, scale);
 }

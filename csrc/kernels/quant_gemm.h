@@ -102,32 +102,19 @@ CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a
   }
 }
 
-// One vector after the other: compilers copy a whole tile in halves of vectors, and the next load
-// of a vector then waits until both halves are in the cache.
-template <int kRows, int kPanels>
-CPU_BACKEND_INLINE void copy_tile(const IntTile<kRows, kPanels>& from,
-                                  IntTile<kRows, kPanels>& to) {
-  for (int p = 0; p < kPanels; ++p)
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kPanelVecs; ++v) to.sum[p][r][v] = from.sum[p][r][v];
-}
-
 template <int kBits, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
                                         int64_t a_stride, TileCodes& codes, int64_t steps) {
-  IntTile<kRows, kPanels> sums;  // a copy of its own stays in registers
-  copy_tile(tile, sums);
   for (int64_t s = 0; s < steps; ++s, a += 16, codes.next_step(kBits)) {
     if constexpr (kBits == 4 && kRows == 1) {
-      dot_step_of_row(sums, a, codes);
+      dot_step_of_row(tile, a, codes);
     } else {
-      dot_part<kBits, 0>(sums, a, a_stride, codes, 0);
-      dot_part<kBits, 1>(sums, a + 4, a_stride, codes, 0);
-      dot_part<kBits, kBits == 8 ? 0 : 2>(sums, a + 8, a_stride, codes, kBits == 8);
-      dot_part<kBits, kBits == 8 ? 1 : 3>(sums, a + 12, a_stride, codes, kBits == 8);
+      dot_part<kBits, 0>(tile, a, a_stride, codes, 0);
+      dot_part<kBits, 1>(tile, a + 4, a_stride, codes, 0);
+      dot_part<kBits, kBits == 8 ? 0 : 2>(tile, a + 8, a_stride, codes, kBits == 8);
+      dot_part<kBits, kBits == 8 ? 1 : 3>(tile, a + 12, a_stride, codes, kBits == 8);
     }
   }
-  copy_tile(sums, tile);
 }
 
 // The first or second four channels of a step.
@@ -138,34 +125,43 @@ CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
   return (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
 }
 
+// Returns where the activations go on.
 template <int kBits, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
-                                        int64_t a_stride, TileCodes& codes, int64_t steps) {
-  constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
-  while (steps > 0) {
-    const int64_t now = steps < kChain ? steps : kChain;
-    QuadSum sums[kPanels][kRows][kPanelVecs] = {};
-    for (int64_t s = 0; s < now; ++s, a += 8, codes.next_step(kBits)) {
-      for (int half = 0; half < 2; ++half) {
-        for (int p = 0; p < kPanels; ++p) {
-          VecU quads[kPanelVecs];
+CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][kPanelVecs],
+                                               const char* a, int64_t a_stride, TileCodes& codes,
+                                               int64_t steps) {
+  for (int64_t s = 0; s < steps; ++s, a += 8, codes.next_step(kBits)) {
+    for (int half = 0; half < 2; ++half) {
+      for (int p = 0; p < kPanels; ++p) {
+        VecU quads[kPanelVecs];
+        for (int v = 0; v < kPanelVecs; ++v)
+          quads[v] = code_quads<kBits>(codes.words(p) + v * kLanes, half);
+        for (int r = 0; r < kRows; ++r) {
+          const VecI four = broadcast(load_raw<int32_t>(a + r * a_stride + 4 * half));
           for (int v = 0; v < kPanelVecs; ++v)
-            quads[v] = code_quads<kBits>(codes.words(p) + v * kLanes, half);
-          for (int r = 0; r < kRows; ++r) {
-            int32_t x;
-            __builtin_memcpy(&x, a + r * a_stride + 4 * half, 4);
-            const VecI four = broadcast(x);
-            for (int v = 0; v < kPanelVecs; ++v)
-              sums[p][r][v] = dot_quads(sums[p][r][v], four, quads[v]);
-          }
+            sums[p][r][v] = dot_quads(sums[p][r][v], four, quads[v]);
         }
       }
     }
-    for (int p = 0; p < kPanels; ++p)
-      for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kPanelVecs; ++v)
-          tile.sum[p][r][v] = add_quad_sum(tile.sum[p][r][v], sums[p][r][v]);
-    steps -= now;
+  }
+  return a;
+}
+
+template <int kBits, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
+                                        int64_t a_stride, TileCodes& codes, int64_t steps) {
+  if constexpr (kSame<QuadSum, VecI>) {
+    dot_chain_quads<kBits>(tile.sum, a, a_stride, codes, steps);
+  } else {
+    constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
+    for (; steps > 0; steps -= kChain) {
+      QuadSum sums[kPanels][kRows][kPanelVecs] = {};
+      a = dot_chain_quads<kBits>(sums, a, a_stride, codes, steps < kChain ? steps : kChain);
+      for (int p = 0; p < kPanels; ++p)
+        for (int r = 0; r < kRows; ++r)
+          for (int v = 0; v < kPanelVecs; ++v)
+            tile.sum[p][r][v] = add_quad_sum(tile.sum[p][r][v], sums[p][r][v]);
+    }
   }
 }
 
@@ -175,25 +171,32 @@ struct TileRows {
   const float* scales;
   const int32_t* sums;
   int64_t stride;  // in bytes, a multiple of 4
+
+  // What an offset is multiplied with.
+  CPU_BACKEND_INLINE float total(int row) const {
+    return load_raw<float>(sums + row * (stride / 4));
+  }
 };
 
-// What the dot product of a segment starts from: minus zero * sum; with kOffset, zero.
+// What the dot product of a segment starts from, in place of zero: minus zero * sum.
 template <int kRows>
 CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group, const TileRows& a,
                                     VecI (&sum)[kRows][kPanelVecs]) {
   const int64_t stride = a.stride / 4;
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = VecI{};
   switch (layout.zero) {
     case ZeroKind::kMiddle:
+#pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
         for (int v = 0; v < kPanelVecs; ++v)
           sum[r][v] = broadcast(-a.sums[r * stride] * (1 << (layout.bits - 1)));
       return;
     case ZeroKind::kPoint:
+#pragma GCC unroll 2
       for (int v = 0; v < kPanelVecs; ++v) {
         const VecI zero =
             round_to_int(load_scale(layout.scale_type, group + scale_bytes(layout), v));
+#pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r)
           sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(-a.sums[r * stride]));
       }
@@ -203,24 +206,30 @@ CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group
   }
 }
 
-// block[kRows][kPanelWidth] += one segment, scaled.
+// total += one segment, scaled.
 template <int kRows>
 CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, const TileRows& a,
-                                  const VecI (&sum)[kRows][kPanelVecs], float* block) {
+                                  const VecI (&sum)[kRows][kPanelVecs],
+                                  Vec (&total)[kRows][kPanelVecs]) {
   const int64_t stride = a.stride / 4;
-  for (int v = 0; v < kPanelVecs; ++v, block += kLanes) {
-    const Vec scale = load_scale(layout.scale_type, group, v);
-    for (int r = 0; r < kRows; ++r) {
-      float* at = block + r * kPanelWidth;
-      store(at, load(at) + from_int(sum[r][v]) * a.scales[r * stride] * scale);
-    }
-    if (layout.zero != ZeroKind::kOffset) continue;
-    const Vec zero = load_scale(layout.scale_type, group + scale_bytes(layout), v);
-    for (int r = 0; r < kRows; ++r) {
-      float* at = block + r * kPanelWidth;
-      const float total = static_cast<float>(a.sums[r * stride]) * a.scales[r * stride];
-      store(at, load(at) + zero * total);
-    }
+  Vec scale[kPanelVecs], zero[kPanelVecs];
+  for (int v = 0; v < kPanelVecs; ++v) scale[v] = load_scale(layout.scale_type, group, v);
+  if (layout.zero == ZeroKind::kOffset) {
+    for (int v = 0; v < kPanelVecs; ++v)
+      zero[v] = load_scale(layout.scale_type, group + scale_bytes(layout), v);
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < kPanelVecs; ++v) {
+        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r * stride] * scale[v];
+        total[r][v] = total[r][v] + zero[v] * a.total(r);
+      }
+  } else {
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < kPanelVecs; ++v)
+        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r * stride] * scale[v];
   }
 }
 
@@ -235,14 +244,15 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
   a.codes = static_cast<const char*>(args.rows) + row * a.stride;
   a.scales = reinterpret_cast<const float*>(a.codes + row_codes_bytes(layout));
   a.sums = reinterpret_cast<const int32_t*>(a.scales + layout.segments());
-  for (int i = 0; i < kPanels * kRows * kPanelVecs; ++i) store(block + i * kLanes, Vec{});
+  Vec total[kPanels][kRows][kPanelVecs] = {};
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
     const char* group = codes.at;
     codes.at += group_head_bytes(layout);
     for (int64_t left = ceil_div(channels, QuantLayout::kStep); left > 0; left -= segment) {
       const int64_t steps = left < segment ? left : segment;
-      IntTile<kRows, kPanels> tile;
+      IntTile<kRows, kPanels> tile{};
+#pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p)
         start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
       if constexpr (kQuads) {
@@ -250,23 +260,25 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
       } else {
         dot_steps_pairs<kBits>(tile, a.codes, a.stride, codes, steps);
       }
+#pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p)
-        add_panel(layout, group + p * codes.stride, a, tile.sum[p],
-                  block + p * kRows * kPanelWidth);
+        add_panel(layout, group + p * codes.stride, a, tile.sum[p], total[p]);
       ++a.scales;
       ++a.sums;
       a.codes += steps * QuantLayout::kStep * (kQuads ? 1 : 2);
     }
   }
+  for (int p = 0; p < kPanels; ++p)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kPanelVecs; ++v, block += kLanes) store(block, total[p][r][v]);
 }
 
-// One row of pairs takes four panels side by side: as many streams of memory, which a core reads
-// faster than one (int8 by a third).  Sums of quads would no longer fit the registers.
+// One row takes four panels side by side: as many streams of memory, which a core reads faster than
+// one (int8 by a third).  Sums of quads in 16 bits would no longer fit the registers.
 constexpr int64_t kSideBySide = 4;
 
 CPU_BACKEND_INLINE bool are_side_by_side(const QuantLayout& layout) {
-  return layout.activations != Activations::kFloat &&
-         !(uses_quads(layout) && (layout.bits == 4 || kQuads8));
+  return layout.activations != Activations::kFloat && (kQuads8 || !uses_quads(layout));
 }
 
 // Any number of rows up to kQuantRows, as a compile-time constant.
@@ -280,7 +292,7 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
       quant_rows<kBits, kQuads, kRows - 1>(rows, panels, args, row, codes, block);
     }
   } else {
-    if constexpr (!kQuads) {
+    if constexpr (kQuads8 || !kQuads) {
       if (panels == kSideBySide) {
         quant_tile<kBits, kQuads, 1, kSideBySide>(args, row, codes, block);
         return;

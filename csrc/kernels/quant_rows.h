@@ -2,8 +2,9 @@
 // segment (core/quant.h).
 //
 // Row       quant_row_bytes() bytes: codes of every step, then float scales [segments], then the
-//           sums of the codes, int32 [segments].  A step is 8 channels in the order in which the
-//           weight has them; what a group lacks to full steps is zero.
+//           sums of the codes, int32 [segments], or with ZeroKind::kOffset those sums times the
+//           scale, fp32, which is all that an offset is multiplied with.  A step is 8 channels in
+//           the order in which the weight has them; what a group lacks to full steps is zero.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
 // Floats    eight fp32, for codes that are no integers; scales and sums are not written.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
@@ -52,6 +53,15 @@ struct QuantRow {
   char* codes;
   float* scales;
   int32_t* sums;
+
+  CPU_BACKEND_INLINE void end_segment(const QuantLayout& layout, float scale, int32_t sum) {
+    *scales++ = scale;
+    if (layout.zero == ZeroKind::kOffset) {
+      store_raw(sums++, static_cast<float>(sum) * scale);
+    } else {
+      *sums++ = sum;
+    }
+  }
 };
 static inline QuantRow quant_row(const QuantLayout& layout, void* rows, int64_t r) {
   char* at = static_cast<char*>(rows) + r * quant_row_bytes(layout);
@@ -61,31 +71,41 @@ static inline QuantRow quant_row(const QuantLayout& layout, void* rows, int64_t 
 
 constexpr int kBlock = QuantLayout::kStep * QuantLayout::kSegmentSteps;  // channels at a time
 
+// Four codes of one byte in memory order become the word that byte_of_channel() describes.
+template <class Words>
+CPU_BACKEND_INLINE Words order_quads(Words w) {
+  Words ordered{};
+  for (int c = 0; c < 4; ++c)
+    ordered |= (w >> (8 * (kFirstIsLow ? c : 3 - c)) & 0xffu) << (8 * byte_of_channel(c));
+  return ordered;
+}
+
+// A vector of codes as the type of a row; the first `size` of them.
+template <class Narrow>
+CPU_BACKEND_INLINE void store_narrow(Narrow narrow, int64_t size, char* to) {
+  constexpr int64_t kBytes = sizeof(Narrow) / kLanes;
+  if (size >= kLanes) {
+    store_raw(to, narrow);
+  } else {
+    __builtin_memcpy(to, &narrow, static_cast<size_t>(size * kBytes));
+  }
+}
+
 // Writes `size` codes, a multiple of 8, and returns their sum.
 static inline int32_t store_codes(const int32_t* codes, int64_t size, bool quads, char* to) {
+  typedef uint32_t Words __attribute__((vector_size(kVectorBytes / 4)));
   VecI sum{};
-  int32_t total = 0;
-  typedef int16_t Narrow __attribute__((vector_size(kVectorBytes / 2)));
   for (int64_t i = 0; i < size; i += kLanes) {
     // A vector of AVX-512 may reach past `size`; the block is zero there.
     const VecI v = load_raw<VecI>(codes + i);
     sum = sum + v;
-    if (!quads) {
-      const Narrow narrow = __builtin_convertvector(v, Narrow);
-      const int64_t left = (size - i) * 2;
-      __builtin_memcpy(to + 2 * i, &narrow, left < kVectorBytes / 2 ? left : kVectorBytes / 2);
+    if (quads) {
+      store_narrow(order_quads((Words)narrow_to_bytes((VecU)v)), size - i, to + i);
+    } else {
+      store_narrow(narrow_bits((VecU)v), size - i, to + 2 * i);
     }
   }
-  for (int i = 0; i < kLanes; ++i) total += sum[i];
-  if (!quads) return total;
-  for (int64_t i = 0; i < size; i += 4) {
-    uint32_t word = 0;
-    for (int c = 0; c < 4; ++c) {
-      word |= (static_cast<uint32_t>(codes[i + c]) & 0xffu) << (8 * byte_of_channel(c));
-    }
-    __builtin_memcpy(to + i, &word, 4);
-  }
-  return total;
+  return sum_lanes(sum);
 }
 
 // Least and largest of a row or segment; infinity and NaN are both above every number.
@@ -101,8 +121,7 @@ struct Range {
   }
   // 0 when too small to divide by, NaN when not finite.
   float max_magnitude() const {
-    int32_t bits = 0;
-    for (int i = 0; i < kLanes; ++i) bits = largest[i] > bits ? largest[i] : bits;
+    const int32_t bits = max_lanes(largest);
     if (bits >= 0x7f800000) return bits_float(0x7fc00000u);
     const float x = bits_float(static_cast<uint32_t>(bits));
     return x < 0x1p-100f ? 0.0f : x;
@@ -133,8 +152,8 @@ struct Rounding {
 
 template <class T>
 CPU_BACKEND_INLINE void load_channels(const QuantRowsArgs& args, const T* x, int64_t k, int64_t n,
-                                      float* values) {
-  for (int i = 0; i < kBlock; i += kLanes) store(values + i, Vec{});
+                                      int64_t size, float* values) {
+  for (int64_t i = 0; i < size; i += kLanes) store(values + i, Vec{});
   if (args.channels) {
     for (int64_t i = 0; i < n; ++i) {
       const int32_t channel = args.channels[k + i];
@@ -146,9 +165,9 @@ CPU_BACKEND_INLINE void load_channels(const QuantRowsArgs& args, const T* x, int
                          CPU_BACKEND_LAMBDA { store(values + i, load_n(x + k + i, lanes)); });
 }
 
-static inline Range range_of(const float* values) {
+static inline Range range_of(const float* values, int64_t size) {
   Range range;
-  for (int i = 0; i < kBlock; i += kLanes) range.add(load(values + i));
+  for (int64_t i = 0; i < size; i += kLanes) range.add(load(values + i));
   return range;
 }
 
@@ -197,23 +216,22 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           const int64_t n = last - k < kBlock ? last - k : kBlock;
           float values[kBlock];
           int32_t codes[kBlock];
-          load_channels(args, x, k, n, values);
           const int64_t size = round_up(n, QuantLayout::kStep);
+          load_channels(args, x, k, n, size, values);
           if (floats) {
             __builtin_memcpy(row.codes, values, static_cast<size_t>(size) * sizeof(float));
             row.codes += size * static_cast<int64_t>(sizeof(float));
             continue;
           }
           if (per_segment) {
-            rounding = Rounding::by_magnitude(range_of(values).max_magnitude(), highest);
+            rounding = Rounding::by_magnitude(range_of(values, size).max_magnitude(), highest);
           }
-          for (int i = 0; i < kBlock; i += kLanes) store_raw(codes + i, rounding(load(values + i)));
+          for (int64_t i = 0; i < size; i += kLanes)
+            store_raw(codes + i, rounding(load(values + i)));
           sum += store_codes(codes, size, quads, row.codes);
           row.codes += size * (quads ? 1 : 2);
         }
-        if (floats) continue;
-        *row.scales++ = rounding.scale;
-        *row.sums++ = sum;
+        if (!floats) row.end_segment(layout, rounding.scale, sum);
       }
     }
   }
@@ -296,8 +314,7 @@ static inline void quantize_given(const QuantGivenArgs& args, Slice rows) {
         sum += store_codes(codes, size, quads, row.codes);
         row.codes += size * (quads ? 1 : 2);
       }
-      *row.scales++ = args.scales[r * args.scale_stride];
-      *row.sums++ = sum;
+      row.end_segment(layout, args.scales[r * args.scale_stride], sum);
     }
   }
 }
