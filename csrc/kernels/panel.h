@@ -318,6 +318,8 @@ CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
 
 // c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kWholeColumns<T>.  With
 // `next`, as much memory from there on is fetched into L2 meanwhile as the panel takes.
+// Chains outside of tiles, so that a part of the panel stays in L1 for all rows, lost 2 to 7 % on
+// Zen 5: a tile that goes on to the panel's end is a stream that the hardware fetches ahead.
 template <class A, class T>
 void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
                     int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,

@@ -56,6 +56,20 @@ def test_packed_layers_multiply_what_was_quantized(pack: object, seeded: torch.G
     assert (result - exact).norm() / exact.norm() < (0.01 if pack is at_load.pack_int8 else 0.09)
 
 
+@pytest.mark.parametrize("pack", [at_load.pack_int8, at_load.pack_int4])
+def test_activations_in_8_bits_are_coarser(
+    pack: object, seeded: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(48, 256, generator=seeded) / 8
+    x = torch.randn(7, 256, generator=seeded)
+    fine = pack(weight)(x)  # type: ignore[operator]
+    logits = at_load.pack_int8(weight, float_output=True)(x)
+    monkeypatch.setenv("CPU_BACKEND_ACTIVATIONS", "int8")
+    coarse = pack(weight)(x)  # type: ignore[operator]
+    assert 1e-3 < (coarse - fine).norm() / fine.norm() < 2e-2
+    assert torch.equal(at_load.pack_int8(weight, float_output=True)(x), logits)
+
+
 def test_a_matrix_that_four_bits_cannot_hold_is_kept_in_eight(seeded: torch.Generator) -> None:
     weight = torch.randn(16, 64, generator=seeded) * 1e-3
     weight[:, ::32] = 1.0  # an outlier in every group

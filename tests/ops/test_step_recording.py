@@ -144,9 +144,10 @@ def attend(case: Case, query: torch.Tensor, step: list[torch.Tensor]) -> torch.T
 
 
 def test_step_data_is_taken_from_the_replayed_step(
-    dtype: torch.dtype, seeded: torch.Generator
+    dtype: torch.dtype, seeded: torch.Generator, threads: None
 ) -> None:
     """A short context is recorded; a long one, split and merged, and other batches are replayed."""
+    torch.set_num_threads(2)  # a context is split among threads
     case = make_case(Shape((1, 1), (1500, 300)), dtype, seeded)
 
     def step_of(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> list[torch.Tensor]:
