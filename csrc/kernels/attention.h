@@ -72,7 +72,7 @@ CPU_BACKEND_INLINE const Left<Code>* operand(const float* rows) {
   return reinterpret_cast<const Left<Code>*>(rows) + (kIntegers<Code> ? kScaleHalves : 0);
 }
 template <class Code>
-constexpr int64_t kStretch = sizeof(float) / sizeof(Left<Code>);
+constexpr int64_t kStretch = kSame<Left<Code>, float> ? 1 : 2;
 
 // x[i] *= scales[i] for i < count, and on to the end of the last vector.
 CPU_BACKEND_INLINE void scale_row(const float* scales, int64_t count, float* x) {

@@ -41,6 +41,8 @@ class VllmEngine:
 def load() -> Any:
     import vllm
 
+    # vllm imports its modules when one of its names is first asked for.
+    assert vllm.LLM and vllm.SamplingParams
     return vllm
 
 
