@@ -42,7 +42,8 @@ def load() -> Any:
     import vllm
 
     # vllm imports its modules when one of its names is first asked for.
-    assert vllm.LLM and vllm.SamplingParams
+    for name in ("LLM", "SamplingParams"):
+        getattr(vllm, name)
     return vllm
 
 
