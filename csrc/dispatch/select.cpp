@@ -15,6 +15,7 @@ extern const KernelTable* const k_amx_table;
 extern const KernelTable* const k_avx512_bf16_table;
 extern const KernelTable* const k_avx512_vnni_table;
 extern const KernelTable* const k_avx512_table;
+extern const KernelTable* const k_avx2_vnni_table;
 extern const KernelTable* const k_avx2_table;
 #elif defined(__aarch64__)
 extern const KernelTable* const k_neon_table;
@@ -44,6 +45,8 @@ struct Cpuid {
   }
 };
 
+bool has_avx2_vnni() { return has_avx2() && (Cpuid(7, 1).eax >> 4 & 1); }
+
 // Every CPU with these has VNNI as well.
 bool has_avx512_bf16() { return has_avx512_vnni() && (Cpuid(7, 1).eax >> 5 & 1); }
 
@@ -72,6 +75,7 @@ const std::vector<Target>& targets() {
       {"avx512_bf16", k_avx512_bf16_table, has_avx512_bf16()},
       {"avx512_vnni", k_avx512_vnni_table, has_avx512_vnni()},
       {"avx512", k_avx512_table, has_avx512()},
+      {"avx2_vnni", k_avx2_vnni_table, has_avx2_vnni()},
       {"avx2", k_avx2_table, has_avx2()},
 #elif defined(__aarch64__)
       {"neon", k_neon_table, true},

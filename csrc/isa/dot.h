@@ -37,6 +37,8 @@ CPU_BACKEND_INLINE VecI dot_pairs(VecI sum, VecI a, VecI b) {
   return (VecI)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 #elif defined(__AVX512BW__)
   return settled(sum + (VecI)_mm512_madd_epi16((__m512i)a, (__m512i)b));
+#elif defined(__AVXVNNI__)
+  return (VecI)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)
   return settled(sum + (VecI)_mm256_madd_epi16((__m256i)a, (__m256i)b));
 #elif defined(__aarch64__)
@@ -49,7 +51,7 @@ CPU_BACKEND_INLINE VecI dot_pairs(VecI sum, VecI a, VecI b) {
 #endif
 }
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 typedef VecS QuadSum;
 constexpr int kQuadChain = 8;  // 8 * 2 * 15 * 128 = 30720
 constexpr bool kQuads8 = false;
@@ -65,6 +67,8 @@ CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
   return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)a);
 #elif defined(__AVX512BW__)
   return settled(sum + (VecS)_mm512_maddubs_epi16((__m512i)codes, (__m512i)a));
+#elif defined(__AVXVNNI__)
+  return (VecI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)a);
 #elif defined(__AVX2__)
   return settled(sum + (VecS)_mm256_maddubs_epi16((__m256i)codes, (__m256i)a));
 #else
@@ -78,11 +82,11 @@ CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
 }
 
 CPU_BACKEND_INLINE VecI add_quad_sum(VecI sum, QuadSum quads) {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-  return dot_pairs(sum, (VecI)quads, broadcast(0x00010001));
-#else
-  return sum + quads;
-#endif
+  if constexpr (kSame<QuadSum, VecI>) {
+    return sum + (VecI)quads;
+  } else {
+    return dot_pairs(sum, (VecI)quads, broadcast(0x00010001));
+  }
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -10,6 +10,7 @@ namespace cpu_backend::test {
 extern const Probe* const k_amx_probe;
 extern const Probe* const k_avx512_bf16_probe;
 extern const Probe* const k_avx512_vnni_probe;
+extern const Probe* const k_avx2_vnni_probe;
 extern const Probe* const k_avx512_probe;
 extern const Probe* const k_avx2_probe;
 #elif defined(__aarch64__)
@@ -22,7 +23,8 @@ extern const Probe* const k_scalar_probe;
 const Probe& probe_of(const char* target) {
   for (const Probe* probe : {
 #if defined(__x86_64__)
-           k_amx_probe, k_avx512_bf16_probe, k_avx512_vnni_probe, k_avx512_probe, k_avx2_probe,
+           k_amx_probe, k_avx512_bf16_probe, k_avx512_vnni_probe, k_avx512_probe, k_avx2_vnni_probe,
+           k_avx2_probe,
 #elif defined(__aarch64__)
            k_neon_probe,
 #elif defined(__s390x__)

@@ -15,10 +15,11 @@ function(emulate_target target cpu)
       ENVIRONMENT "CPU_BACKEND_ISA=${target};BOCHS_CPU=${cpu}")
   endforeach()
 endfunction()
+emulate_target(avx2_vnni arrow_lake AREAS quant)
 emulate_target(avx512 corei7_skylake_x)
 # The rest of these is that of avx512.
 emulate_target(avx512_vnni corei7_icelake_u AREAS vec quant)
-emulate_target(avx512_bf16 sapphire_rapids AREAS vec gemm)
+emulate_target(avx512_bf16 sapphire_rapids AREAS vec gemm attention)
 emulate_target(amx sapphire_rapids AREAS gemm)
 
 # The target that the library takes by itself on a CPU, perhaps WITHOUT one of its features, or
@@ -42,6 +43,7 @@ expect_target(scalar broadwell_ult WITHOUT avx_f16c)
 expect_target(avx2 broadwell_ult)
 expect_target(avx2 corei7_skylake_x WITHOUT avx512bw)
 expect_target(avx2 corei7_skylake_x WITHOUT avx512dq)
+expect_target(avx2_vnni arrow_lake)
 expect_target(avx512 corei7_skylake_x)
 expect_target(avx512 corei7_icelake_u WITHOUT avx512vnni)
 expect_target(avx512_vnni corei7_icelake_u)
@@ -50,4 +52,5 @@ expect_target(amx sapphire_rapids)
 expect_target(avx512_bf16 sapphire_rapids WITHOUT amx_bf16)
 expect_target(avx512_bf16 sapphire_rapids XCR0 0xe7)  # tiles are not saved
 expect_target(avx2 corei7_skylake_x XCR0 0x7)    # AVX-512's registers are not saved
+expect_target(avx2_vnni sapphire_rapids XCR0 0x7)
 expect_target(scalar corei7_skylake_x XCR0 0x3)  # nor AVX's
