@@ -14,7 +14,7 @@ from tests.reference.attention import Masking, in_pairs, page
 
 WRITE = "cpu_attn_reshape_and_cache"
 # Of 32-bit numbers in a vector, where words hold two columns; else they hold two rows.
-LANES = {"scalar": 4, "avx2": 8}.get(ops.load().target)
+LANES = {"scalar": 4, "avx2": 8, "avx2_vnni": 8}.get(ops.load().target)
 
 
 def write(
