@@ -84,7 +84,9 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
 
     def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
         """The parent's hook for quantized activations, of which there are none."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            "cpu_backend multiplies fp8 weights with unquantized activations."
+        )
 
 
 class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
