@@ -85,7 +85,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
     def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
         """The parent's hook for quantized activations, of which there are none."""
         raise NotImplementedError(
-            "cpu_backend multiplies fp8 weights with unquantized activations."
+            "fp8 weights meet unquantized activations here."
         )
 
 
