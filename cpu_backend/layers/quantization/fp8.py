@@ -84,9 +84,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
 
     def apply_scaled_mm(self, **_: Any) -> torch.Tensor:
         """The parent's hook for quantized activations, of which there are none."""
-        raise NotImplementedError(
-            "fp8 weights meet unquantized activations here."
-        )
+        raise NotImplementedError("fp8 weights meet unquantized activations here.")
 
 
 class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
