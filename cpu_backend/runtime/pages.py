@@ -1,8 +1,9 @@
 """Memory for KV cache and weights: pages that come from the system late and go back early.
 
 ``torch.zeros`` writes every byte at start-up, on one thread: 2 s per GiB here, and all pages on the
-NUMA node of that thread.  Anonymous pages cost nothing until used, come from the node of the thread
-that uses them, and can be huge (2 MiB): fewer TLB misses on long contexts.
+NUMA node of that thread.  Pages of a mapping cost nothing until used and come from the node of the
+thread that uses them.  Huge ones (2 MiB) did not pay for the cache: on a Zen 5 prompts that touch
+new pages took 5 % longer, and a decode step at 7,000 tokens of context as long as with small ones.
 """
 
 from __future__ import annotations
@@ -42,11 +43,7 @@ def zero_pages(num_bytes: int) -> torch.Tensor:
     """An int8 tensor of zeros, page-aligned, not yet backed by memory."""
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.int8)
-    pages = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # without transparent huge pages small ones work as well
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.int8)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.int8)
 
 
 class LazyZeros(TorchFunctionMode):

@@ -205,7 +205,8 @@ void take_rows(GemmStep<T>& step, const T* a, int64_t a_stride, float* wide) {
 
 // Panels that one or two rows take side by side: they alone have too few independent multiply-adds
 // to hide the latency of one (4 cycles, two per cycle), and each panel is one more stream of
-// memory. Three rows with two panels would need 17 registers.
+// memory. Three rows with two panels would need 17 registers.  Fetching the streams ahead, as rows
+// of quantized weights do, lost up to 8 % on Zen 5.
 CPU_BACKEND_INLINE int64_t panels_at_once(int64_t rows) {
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
