@@ -46,15 +46,20 @@ struct GemmPlan {
   }
 };
 
-// Rows of one item: all of them where they fit, else at least 24 (four register tiles of 6 rows,
-// two of 12) and at most 96, more the shallower they are, because each item reads its panels again.
-static inline int64_t gemm_rows(int64_t m, int64_t k) {
+// Rows of one item of m: as many as fit the cache, but at least 24 (four register tiles of 6 rows,
+// two of 12) and at most 96, because each item reads its panels again.
+static inline int64_t item_rows(int64_t m, int64_t fitting) {
   constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
   constexpr int64_t kLeast = 24;
   constexpr int64_t kMost = 96;
-  const int64_t fitting = kActivationFloats / padded_depth(k) / kTileRows * kTileRows;
-  const int64_t most = fitting < kLeast ? kLeast : fitting > kMost ? kMost : fitting;
+  const int64_t tiles = fitting / kTileRows * kTileRows;
+  const int64_t most = tiles < kLeast ? kLeast : tiles > kMost ? kMost : tiles;
   return round_up(ceil_div(m, ceil_div(m, most)), kTileRows);
+}
+
+// The same for rows widened to fp32, which are taken in parts where 24 do not fit.
+static inline int64_t gemm_rows(int64_t m, int64_t k) {
+  return item_rows(m, kActivationFloats / padded_depth(k));
 }
 
 // About four items per thread, so that one that is held up does not keep the others waiting, but
@@ -62,7 +67,9 @@ static inline int64_t gemm_rows(int64_t m, int64_t k) {
 // which widens its rows anew, products of 8 to 64 rows took up to a tenth longer.  Where items
 // repeat for many rows, their panels are few enough to stay in a shared cache until all rows have
 // used them.
-static inline GemmPlan plan_gemm(const GemmShape& shape, int64_t threads) {
+//
+// row_step: rows of an item, at most; gemm_rows() for activations that are widened.
+static inline GemmPlan plan_gemm(const GemmShape& shape, int64_t row_step, int64_t threads) {
   constexpr int64_t kItemsPerThread = 4;
   constexpr int64_t kItemWork = 1 << 18;  // multiply-adds
   constexpr int64_t kMemoryRows = 8;      // fewer rows take as long: they wait for the weights
@@ -72,7 +79,7 @@ static inline GemmPlan plan_gemm(const GemmShape& shape, int64_t threads) {
   plan.m = shape.m;
   plan.together = shape.together;
   plan.units = shape.panels / shape.together;
-  plan.row_step = gemm_rows(shape.m, shape.k);
+  plan.row_step = row_step;
   plan.row_items = ceil_div(shape.m, plan.row_step);
   const int64_t rows = shape.m < kMemoryRows ? kMemoryRows : shape.m;
   const int64_t worth = rows * shape.n * shape.k / kItemWork / plan.row_items;

@@ -283,8 +283,8 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
       for (int v = 0; v < kPanelVecs; ++v, block += kLanes) store(block, total[p][r][v]);
 }
 
-// One row takes four panels side by side: as many streams of memory, which a core reads faster than
-// one (int8 by a third).  Sums of quads in 16 bits would no longer fit the registers.
+// One row takes up to four panels side by side: as many streams of memory, which a core reads
+// faster than one (int8 by a third).  Sums of quads in 16 bits would no longer fit the registers.
 constexpr int64_t kSideBySide = 4;
 
 CPU_BACKEND_INLINE bool are_side_by_side(const QuantLayout& layout) {
@@ -303,10 +303,9 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
     }
   } else {
     if constexpr (kQuads8 || !kQuads) {
-      if (panels == kSideBySide) {
-        quant_tile<kBits, kQuads, 1, kSideBySide>(args, row, codes, block);
-        return;
-      }
+      if (panels == 4) return quant_tile<kBits, kQuads, 1, 4>(args, row, codes, block);
+      if (panels == 3) return quant_tile<kBits, kQuads, 1, 3>(args, row, codes, block);
+      if (panels == 2) return quant_tile<kBits, kQuads, 1, 2>(args, row, codes, block);
     }
     quant_tile<kBits, kQuads, 1, 1>(args, row, codes, block);
   }
@@ -366,7 +365,8 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
   codes.ahead_step = tiles > 1 ? bytes / (tiles * steps) : 0;
   for (int64_t p = panels.begin; p < panels.end;) {
     codes.at = static_cast<const char*>(args.packed) + p * bytes;
-    const int64_t together = p + at_once <= panels.end ? at_once : 1;
+    const int64_t left = panels.end - p;
+    const int64_t together = ceil_div(left, ceil_div(left, at_once));
     for (int64_t t = 0; t < tiles; ++t) {
       // Tiles that differ by at most one row: small ones hide less latency.
       const Slice tile = split(count, tiles, t);

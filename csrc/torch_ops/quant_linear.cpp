@@ -1,4 +1,5 @@
 // Quantized linear layers: packing any scheme's weight, running it, and the host's int8 product.
+#include "core/gemm_plan.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/packed_linear.h"
 #include "torch_ops/parallel.h"
@@ -8,7 +9,7 @@
 namespace cpu_backend {
 namespace {
 
-constexpr int64_t kCacheBytes = 256 * 1024;  // what a thread may count on in L2, half of it
+constexpr int64_t kCacheBytes = 128 * 1024;  // of L2, for an item's rows while panels pass by
 
 template <class Enum>
 Enum one_of(const std::string& text, const char* name,
@@ -84,34 +85,16 @@ CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros)
   return CodeKind::kFp8;
 }
 
-struct QuantSplit {
-  int64_t row_step, panel_step;
-};
-
-// Rows per item so that their codes stay in L2 while the panels pass by; panels per item so that
-// every thread gets about eight items.
-QuantSplit split_quant(int64_t m, int64_t row_bytes, int64_t panels, int64_t threads) {
-  constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
-  const int64_t rows = std::max(kTileRows, kCacheBytes / row_bytes / kTileRows * kTileRows);
-  const int64_t row_step = std::min(m, rows);
-  const int64_t panel_items = std::max<int64_t>(1, ceil_div(8 * threads, ceil_div(m, row_step)));
-  return {row_step, ceil_div(panels, panel_items)};
-}
-
 void run_product(const QuantizedWeight& weight, DType dtype, const QuantGemmArgs& args) {
   const KernelTable& table = kernels();
-  const int64_t panels = ceil_div(weight.layout.n, table.panel_width);
-  const QuantSplit step =
-      split_quant(args.m, table.quant_row_bytes(weight.layout), panels, at::get_num_threads());
-  const int64_t panel_items = ceil_div(panels, step.panel_step);
-  const int64_t items = panel_items * ceil_div(args.m, step.row_step);
+  const GemmShape shape{args.m, weight.layout.n, weight.layout.k,
+                        ceil_div(weight.layout.n, table.panel_width), 1};
+  const int64_t fitting = kCacheBytes / table.quant_row_bytes(weight.layout);
+  const GemmPlan plan = plan_gemm(shape, item_rows(args.m, fitting), at::get_num_threads());
   const auto run_item = [=, gemm = table.quant_gemm](int64_t item, float* scratch) {
-    const int64_t row = item / panel_items * step.row_step;
-    const int64_t panel = item % panel_items * step.panel_step;
-    gemm(dtype, args, {row, std::min(row + step.row_step, args.m)},
-         {panel, std::min(panel + step.panel_step, panels)}, scratch);
+    gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
   };
-  parallel_items([items] { return items; }, table.quant_scratch_floats, run_item);
+  parallel_items([items = plan.items()] { return items; }, table.quant_scratch_floats, run_item);
 }
 
 at::Tensor row_buffer(const QuantLayout& layout, int64_t m) {

@@ -16,7 +16,7 @@ void for_each_plan(F check) {
         for (int together : {1, 2})
           for (int64_t threads : kThreads) {
             const GemmShape shape{m, n, k, round_up(ceil_div(n, 16), together), together};
-            check(shape, plan_gemm(shape, threads), threads);
+            check(shape, plan_gemm(shape, gemm_rows(shape.m, shape.k), threads), threads);
           }
 }
 
@@ -66,7 +66,7 @@ void test_threads_get_equal_shares() {
                                {4096, 14336}})
       for (int64_t threads : {1, 2, 4}) {
         const GemmShape shape{m, n, k, ceil_div(n, 16), 1};
-        const GemmPlan plan = plan_gemm(shape, threads);
+        const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k), threads);
         std::vector<int64_t> load(static_cast<size_t>(threads), 0);
         for (int64_t item = 0; item < plan.items(); ++item) {  // to the one that is free first
           const Slice rows = plan.rows(item), panels = plan.panels(item);

@@ -79,11 +79,13 @@ void test_quant_gemm_is_the_integer_definition() {
             for (int64_t group : {int64_t{8}, int64_t{12}, int64_t{32}, int64_t{100}, k}) {
               if (group > k) continue;
               ++turn;
-              const int64_t n = (turn % 3 + 1) * width / 2 + turn % 4;
+              const int64_t m = turn % 14 + 1;
+              // One row takes up to four panels side by side, and five as three and two.
+              const int64_t halves = m == 1 ? turn / 14 % 9 + 1 : turn % 3 + 1;
+              const int64_t n = halves * width / 2 + turn % 4;
               const QuantLayout layout{bits, zero, kTypes[turn % 3], activations, n, k, group};
-              check_product(
-                  table, QuantProblem(layout, kTypes[turn / 3 % 3], turn % 14 + 1, turn % 5 == 0),
-                  turn % 2 == 0);
+              check_product(table, QuantProblem(layout, kTypes[turn / 3 % 3], m, turn % 5 == 0),
+                            turn % 2 == 0);
             }
           }
         }
