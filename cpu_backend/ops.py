@@ -335,6 +335,22 @@ class GroupScales:
     channels: torch.Tensor | None = None
 
 
+def quantize_weight(
+    weight: torch.Tensor, bits: int, group: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """weight [out, in] of float32, bfloat16 or float16 to codes [out, in] uint8 and scales
+    [out, groups] fp16, by the rules of csrc/kernels/quant_weight.h.
+
+    bits 8: weight = scale * (code - 128).  4: weight = scale * code + offset, with the offsets,
+    shaped like the scales, and the relative error (Frobenius norm).  Raises ValueError for a group
+    of more than 256 channels.
+    """
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, float] = (
+        torch.ops.cpu_backend.quantize_weight(weight, bits, group)
+    )
+    return result
+
+
 @dataclass(frozen=True)
 class Activations:
     """How activations become integers; the names are those of csrc/core/quant.h.

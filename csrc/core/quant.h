@@ -98,6 +98,21 @@ struct QuantPackArgs {
   Data packed;
 };
 
+// A weight [rows, size] as codes with a scale per row and group of channels
+// (kernels/quant_weight.h): scale * (code - 128) with 8 bits, scale * code + offset with 4.
+struct QuantWeightArgs {
+  int bits;
+  int64_t group;  // channels, at most kMostGroup
+  ConstData x;    // of the storage type
+  int64_t x_stride, size;
+  uint8_t* codes;   // [rows, size]
+  Data scales;      // fp16 [rows, groups]
+  Data offsets;     // 4 bits: the same
+  double* squares;  // 4 bits: [rows][2], the sums of squared errors and of squares
+
+  static constexpr int64_t kMostGroup = 256;
+};
+
 // Turns rows of activations into the integers that quant_gemm() reads.
 struct QuantRowsArgs {
   QuantLayout layout;

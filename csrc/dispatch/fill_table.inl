@@ -10,6 +10,7 @@
 #include "kernels/quant_gemm.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
+#include "kernels/quant_weight.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
 #include "kernels/sum_buffers.h"
@@ -92,6 +93,9 @@ const KernelTable kTable = {
     quant_packed_bytes,
     quant_row_bytes,
     pack_quant,
+    [](DType type, const QuantWeightArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { quantize_weight<decltype(t)>(args, rows); });
+    },
     [](DType type, const QuantRowsArgs& args, Slice rows) {
       with_type(type, [&](auto t) { quantize_rows<decltype(t)>(args, rows); });
     },

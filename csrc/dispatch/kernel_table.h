@@ -34,6 +34,7 @@ struct KernelTable {
   int64_t (*quant_packed_bytes)(const QuantLayout&);
   int64_t (*quant_row_bytes)(const QuantLayout&);
   void (*pack_quant)(const QuantPackArgs&, Slice panels);
+  void (*quantize_weight)(DType, const QuantWeightArgs&, Slice rows);
   void (*quantize_rows)(DType, const QuantRowsArgs&, Slice rows);
   void (*int8_rows)(DType, const Int8RowsArgs&, Slice rows);
   void (*fp8_rows)(DType, const Fp8RowsArgs&, Slice rows);

@@ -185,6 +185,10 @@ TORCH_LIBRARY(cpu_backend, m) {
       "Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, "
       "float static_scale, int static_zero) -> int");
   m.impl("pack_quantized", torch::dispatch(c10::DispatchKey::CPU, pack_quantized));
+  m.def(
+      "quantize_weight(Tensor weight, int bits, int group) -> (Tensor codes, Tensor scales, "
+      "Tensor offsets, float error)");
+  m.impl("quantize_weight", torch::dispatch(c10::DispatchKey::CPU, quantize_weight));
   m.def("packed_bytes(int handle) -> int", packed_bytes);
   m.def("bind_threads(int[] cpus) -> bool", bind_threads);
   m.def("set_num_threads(int threads) -> ()", set_num_threads);

@@ -47,6 +47,8 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
                        int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
                        bool zeros_are_offsets, const OptionalTensor& channels, int64_t group,
                        const std::string& activations, double static_scale, int64_t static_zero);
+std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at::Tensor& weight,
+                                                                       int64_t bits, int64_t group);
 int64_t packed_bytes(int64_t handle);
 int64_t create_scaled_linear(const at::Tensor& b, const at::Tensor& b_scales,
                              at::ScalarType output_type, bool dynamic_act_quant, bool use_azp,

@@ -1,4 +1,6 @@
 // Quantized linear layers: packing any scheme's weight, running it, and the host's int8 product.
+#include <cmath>
+
 #include "core/gemm_plan.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/packed_linear.h"
@@ -206,6 +208,39 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
     args.channels = list;
   }
   return pack(args, scales, in_features, std::move(quantized));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at::Tensor& weight,
+                                                                       int64_t bits,
+                                                                       int64_t group) {
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.numel() > 0, "a weight must be a matrix, this is ",
+                    weight.sizes(), ".");
+  TORCH_CHECK_VALUE(bits == 4 || bits == 8, "codes have 4 or 8 bits, not ", bits, ".");
+  TORCH_CHECK_VALUE(group >= 1 && group <= QuantWeightArgs::kMostGroup, "a group of ", group,
+                    " channels is not possible: 1 to ", QuantWeightArgs::kMostGroup, ".");
+  const Rows rows = rows_of(weight, "weight");
+  const int64_t groups = ceil_div(rows.size, group);
+  const at::Tensor codes = at::empty({rows.count, rows.size}, at::kByte);
+  const at::Tensor scales = at::empty({rows.count, groups}, at::kHalf);
+  const at::Tensor offsets = at::empty({bits == 4 ? rows.count : 0, groups}, at::kHalf);
+  const at::Tensor squares = at::zeros({rows.count, 2}, at::kDouble);
+  QuantWeightArgs args{};
+  args.bits = static_cast<int>(bits);
+  args.group = group;
+  args.x = rows.data;
+  args.x_stride = rows.stride;
+  args.size = rows.size;
+  args.codes = codes.data_ptr<uint8_t>();
+  args.scales = scales.data_ptr();
+  args.offsets = offsets.data_ptr();
+  args.squares = squares.data_ptr<double>();
+  const DType dtype = dtype_of(weight, "weight");
+  parallel_slices(rows.count, row_grain(rows.size),
+                  [=](Slice slice) { kernels().quantize_weight(dtype, args, slice); });
+  const at::Tensor sums = squares.sum(0);
+  const double lost = sums[0].item<double>();
+  const double all = sums[1].item<double>();
+  return {codes, scales, offsets, all == 0.0 ? 0.0 : std::sqrt(lost / all)};
 }
 
 int64_t packed_bytes(int64_t handle) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cpu_backend import ops
 from cpu_backend.layers.quantization import at_load
 
 SHAPES = [(5, 64), (17, 128), (33, 200), (64, 576), (3, 20)]
@@ -14,7 +15,7 @@ SHAPES = [(5, 64), (17, 128), (33, 200), (64, 576), (3, 20)]
 def test_int8_is_off_by_half_a_step_at_most(n: int, k: int, seeded: torch.Generator) -> None:
     weight = torch.randn(n, k, generator=seeded)
     group = min(at_load.INT8_GROUP, k)
-    codes, scales = at_load.quantize_int8(weight, group)
+    codes, scales, _, _ = ops.quantize_weight(weight, 8, group)
     steps = scales.float().repeat_interleave(group, 1)[:, :k]
     restored = (codes.float() - 128) * steps
     # The scale itself is rounded to fp16, which the largest value feels 127 times.
@@ -29,7 +30,7 @@ def test_int4_finds_the_grid_a_weight_lies_on(n: int, k: int, seeded: torch.Gene
     grid[:, ::group], grid[:, 1::group] = 0, 15  # every group uses its whole range
     scale = (torch.rand(n, groups, generator=seeded) + 0.5).half().float()
     weight = (grid * scale.repeat_interleave(group, 1) - 3)[:, :k]
-    codes, scales, offsets, error = at_load.quantize_int4(weight, group)
+    codes, scales, offsets, error = ops.quantize_weight(weight, 4, group)
     assert error < 1e-3
     restored = codes.float() * scales.float().repeat_interleave(group, 1)[:, :k]
     restored += offsets.float().repeat_interleave(group, 1)[:, :k]
@@ -38,7 +39,7 @@ def test_int4_finds_the_grid_a_weight_lies_on(n: int, k: int, seeded: torch.Gene
 
 def test_int4_of_random_weights_loses_less_than_plain_rounding(seeded: torch.Generator) -> None:
     weight = torch.randn(64, 256, generator=seeded)
-    *_, error = at_load.quantize_int4(weight, 32)
+    *_, error = ops.quantize_weight(weight, 4, 32)
     low = weight.unflatten(1, (-1, 32)).amin(-1, keepdim=True)
     high = weight.unflatten(1, (-1, 32)).amax(-1, keepdim=True)
     step = (high - low) / 15
@@ -73,8 +74,8 @@ def test_activations_in_8_bits_are_coarser(
 def test_a_matrix_that_four_bits_cannot_hold_is_kept_in_eight(seeded: torch.Generator) -> None:
     weight = torch.randn(16, 64, generator=seeded) * 1e-3
     weight[:, ::32] = 1.0  # an outlier in every group
-    assert at_load.quantize_int4(weight, 32)[3] < at_load.KEEP_ABOVE
+    assert ops.quantize_weight(weight, 4, 32)[3] < at_load.KEEP_ABOVE
     spread = torch.randn(16, 64, generator=seeded) ** 5
-    error = at_load.quantize_int4(spread, 32)[3]
+    error = ops.quantize_weight(spread, 4, 32)[3]
     kept = at_load.pack_int4(spread).nbytes > at_load.pack_int4(weight).nbytes
     assert kept == (error > at_load.KEEP_ABOVE)

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -29,100 +28,23 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from cpu_backend.layers.quantization.packing import OwnConfig, weight_only_activations
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import (
+    Activations,
+    Codes,
+    GroupScales,
+    QuantizedLinear,
+    quantize_weight,
+)
 
-logger = init_logger("vllm.cpu_backend")
 
 INT8_GROUP, INT4_GROUP = 128, 32
 KEEP_ABOVE = 0.10
-# Shares of a group's range that 16 levels are tried on: clipping the ends makes the steps finer.
-RANGES = (1.0, 0.92, 0.84, 0.76)
-_CHUNK_ELEMENTS = 1 << 22  # quantized at a time, so that fp32 copies stay small
-
-
-def _grouped(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """[out, in] as fp32 [out, groups, size]; a short last group repeats its last channel."""
-    short = -rows.shape[1] % size
-    if short:
-        rows = torch.cat([rows, rows[:, -1:].expand(-1, short)], dim=1)
-    return rows.float().unflatten(1, (-1, size))
-
-
-def _by_chunks(
-    weight: torch.Tensor, quantize: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
-) -> list[torch.Tensor]:
-    """``quantize`` over blocks of rows, its results joined."""
-    rows = max(1, _CHUNK_ELEMENTS // weight.shape[1])
-    parts = [quantize(block) for block in weight.split(rows)]
-    return [torch.cat(part) for part in zip(*parts, strict=True)]
-
-
-def quantize_int8(
-    weight: torch.Tensor, group: int = INT8_GROUP
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight [out, in] to codes [out, in] uint8 and scales [out, groups] fp16:
-    weight = scale * (code - 128)."""
-
-    def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = _grouped(rows, group)
-        scales = (values.abs().amax(-1) / 127).half()
-        steps = scales.float().clamp(min=torch.finfo(torch.half).tiny)[..., None]
-        codes = (values / steps).round_().clamp_(-127, 127).add_(128).to(torch.uint8)
-        return codes.flatten(1)[:, : rows.shape[1]], scales
-
-    codes, scales = _by_chunks(weight, quantize)
-    return codes, scales
-
-
-def quantize_int4(
-    weight: torch.Tensor, group: int = INT4_GROUP
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """weight [out, in] to codes [out, in] uint8 (0 to 15), scales and offsets [out, groups] fp16,
-    and the relative error: weight = scale * code + offset."""
-
-    def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = _grouped(rows, group)
-        low, high = values.amin(-1, keepdim=True), values.amax(-1, keepdim=True)
-        middle, half_range = (low + high) / 2, (high - low) / 2
-        best: tuple[torch.Tensor, ...] = ()
-        for share in RANGES:
-            start = middle - share * half_range
-            step = (share * half_range / 7.5).clamp(min=1e-12)
-            codes = ((values - start) / step).round_().clamp_(0, 15)
-            scale, offset = _fit(codes, values)
-            error = (codes * scale + offset - values).square_().sum(-1, keepdim=True)
-            found = (error, codes, scale, offset)
-            if best:
-                better = error < best[0]
-                found = tuple(
-                    torch.where(better, new, old) for new, old in zip(found, best, strict=True)
-                )
-            best = found
-        error, codes, scale, offset = best
-        total = torch.stack([error.sum(), values.square().sum()])[None]
-        codes = codes.to(torch.uint8).flatten(1)[:, : rows.shape[1]]
-        return codes, scale.squeeze(-1).half(), offset.squeeze(-1).half(), total
-
-    codes, scales, offsets, totals = _by_chunks(weight, quantize)
-    lost, all_of_it = totals.sum(0).tolist()
-    return codes, scales, offsets, (lost / all_of_it) ** 0.5 if all_of_it else 0.0
-
-
-def _fit(codes: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least squares over the last dimension: scale and offset as fp16 will hold them."""
-    mean_code, mean_value = codes.mean(-1, keepdim=True), values.mean(-1, keepdim=True)
-    spread = codes - mean_code
-    scale = (spread * values).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True).clamp(
-        min=1e-12
-    )
-    scale = scale.half().float()
-    return scale, (mean_value - scale * mean_code).half().float()
 
 
 def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLinear:
     """weight [out, in], packed as the module's head says."""
     group = min(INT8_GROUP, weight.shape[1])
-    codes, scales = quantize_int8(weight, group)
+    codes, scales, _, _ = quantize_weight(weight, 8, group)
     return QuantizedLinear(
         Codes(codes, "bytes", 8),
         GroupScales(scales.t(), group),
@@ -135,7 +57,7 @@ def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLine
 def pack_int4(weight: torch.Tensor) -> QuantizedLinear:
     """weight [out, in], packed as the module's head says: 8 bits where 4 lose too much."""
     group = min(INT4_GROUP, weight.shape[1])
-    codes, scales, offsets, error = quantize_int4(weight, group)
+    codes, scales, offsets, error = quantize_weight(weight, 4, group)
     if error > KEEP_ABOVE:
         return pack_int8(weight)
     return QuantizedLinear(
