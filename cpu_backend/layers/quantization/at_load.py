@@ -36,7 +36,6 @@ from cpu_backend.ops import (
     quantize_weight,
 )
 
-
 INT8_GROUP, INT4_GROUP = 128, 32
 KEEP_ABOVE = 0.10
 
