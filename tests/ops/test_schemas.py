@@ -78,6 +78,8 @@ Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activati
 float static_scale, int static_zero) -> int
 packed_bytes(int handle) -> int
 packed_rows(Tensor ids, int handle) -> Tensor
+quantize_weight(Tensor weight, int bits, int group) -> (Tensor codes, Tensor scales, \
+Tensor offsets, float error)
 read_bytes(Tensor data) -> int
 sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, Tensor seeds) \
 -> Tensor
