@@ -50,9 +50,7 @@ struct WeightGroup {
   }
 };
 
-CPU_BACKEND_INLINE float as_fp16(float x) {
-  return cpu_backend::to_float(cpu_backend::round_to_fp16(x));
-}
+CPU_BACKEND_INLINE float as_fp16(float x) { return to_float(round_to_fp16(x)); }
 
 // Codes as numbers, with what they mean and what they lose.
 struct CodedGroup {
@@ -117,8 +115,6 @@ void quantize_weight(const QuantWeightArgs& args, Slice rows) {
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const T* x = static_cast<const T*>(args.x) + r * args.x_stride;
     uint8_t* codes = args.codes + r * args.size;
-    uint16_t* scales = static_cast<uint16_t*>(args.scales) + r * groups;
-    uint16_t* offsets = static_cast<uint16_t*>(args.offsets) + r * groups;
     double lost = 0.0;
     double all = 0.0;
     WeightGroup group;
@@ -130,12 +126,12 @@ void quantize_weight(const QuantWeightArgs& args, Slice rows) {
         code_group8(group, coded);
       } else {
         code_group4(group, coded);
-        offsets[g] = static_cast<uint16_t>(cpu_backend::round_to_fp16(coded.offset));
+        static_cast<fp16_t*>(args.offsets)[r * groups + g] = round_to_fp16(coded.offset);
         lost += static_cast<double>(coded.error);
         all +=
             static_cast<double>(group.sum([](Vec v, int64_t) CPU_BACKEND_LAMBDA { return v * v; }));
       }
-      scales[g] = static_cast<uint16_t>(cpu_backend::round_to_fp16(coded.scale));
+      static_cast<fp16_t*>(args.scales)[r * groups + g] = round_to_fp16(coded.scale);
       for (int64_t i = 0; i < group.size; ++i)
         codes[begin + i] = static_cast<uint8_t>(coded.codes[i]);
     }
