@@ -11,6 +11,7 @@ rank's memory is its node's), caches that hold weights, and uneven splits of hea
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ BYTES = 2  # bf16
 # and cache, attention, output, norm, gate-up, down), loops that one thread runs alone on one row,
 # and sums over the ranks (after attention and after the MLP).
 BARRIERS_PER_LAYER = 8
+BARRIER_GROUP = 8  # csrc/core/barrier.h
 SERIAL_LOOPS_PER_LAYER = 4
 SUMS_PER_LAYER = 2
 
@@ -72,7 +74,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Node:
-    """What a rank runs on, in bytes/s and fp32 operations/s."""
+    """What a rank runs on, in bytes/s and bf16 operations/s."""
 
     cores: int
     bytes_per_s: float
@@ -95,7 +97,7 @@ class Costs:
     ranks_overhead: float  # more of it as soon as a step runs on several ranks
     eager_layer: float  # Python of one layer of a prompt; decode steps are replayed without
     serial_loop: float
-    barrier_thread: float  # each thread but one takes a turn at the barrier's counter
+    barrier_turn: float  # threads of a group, and then groups, take turns at a counter
     meeting: float  # a sum over two ranks, next to no data
     meeting_rank: float  # each further rank
     sum_bytes_per_s: float  # of large sums, per thread of a rank
@@ -123,17 +125,31 @@ class Costs:
         ranks = 1 / inputs["toy"]["tp 2"]["decode_tokens_per_s"] - overhead - loops
         return cls(
             read_share=min(1.0, linear["read_bytes_per_s"] / one["read_bytes_per_s"]),
-            flop_share=min(1.0, linear["flop_per_s"] / one["flop_per_s"]),
+            flop_share=linear["flop_per_s"] / one["flop_per_s"] / bf16_gain(inputs),
             decode_overhead=overhead,
             prompt_overhead=overhead,
             ranks_overhead=max(0.0, ranks - layers * SUMS_PER_LAYER * sums[small]),
             eager_layer=max(0.0, (prompt - overhead) / layers),
             serial_loop=serial,
-            barrier_thread=barrier / (inputs["cores"] - 1),
+            barrier_turn=barrier / barrier_turns(inputs["cores"]),
             meeting=sums[small],
             meeting_rank=sums[small] / 2,
             sum_bytes_per_s=(large - small) / (sums[large] - sums[small]),
         )
+
+
+def bf16_gain(inputs: dict[str, Any]) -> int:
+    """bf16 operations of the measured machine per fp32 operation.
+
+    More than one with units for bf16: the least that explains the rate of its linear layers.
+    """
+    one = inputs["kernels"]["1"]
+    return math.ceil(max(rate["flop_per_s"] for rate in one["linear"].values()) / one["flop_per_s"])
+
+
+def barrier_turns(threads: int) -> int:
+    """So many threads after the first have to count, one after the other, before all may go on."""
+    return min(threads, BARRIER_GROUP) - 1 + -(-threads // BARRIER_GROUP) - 1
 
 
 @dataclass(frozen=True)
@@ -202,7 +218,8 @@ def prompt(
 
 def meetings(costs: Costs, model: Decoder, cores: int, ranks: int, tokens: int) -> dict[str, float]:
     """Barriers between the threads of a rank, and sums over the ranks."""
-    parts = {"barriers": model.layers * BARRIERS_PER_LAYER * costs.barrier_thread * (cores - 1)}
+    barriers = model.layers * BARRIERS_PER_LAYER * barrier_turns(cores)
+    parts = {"barriers": barriers * costs.barrier_turn}
     if ranks > 1:
         meeting = costs.meeting + (ranks - 2) * costs.meeting_rank
         data = tokens * model.hidden * BYTES / (cores * costs.sum_bytes_per_s)

@@ -17,6 +17,7 @@ from benchmarks.scaling.model import (
     Costs,
     Node,
     Prediction,
+    bf16_gain,
     decode,
     prompt,
 )
@@ -68,7 +69,7 @@ def here(inputs: dict[str, Any]) -> Node:
         inputs["cores"],
         most["read_bytes_per_s"],
         one["read_bytes_per_s"],
-        most["flop_per_s"] / inputs["cores"],
+        most["flop_per_s"] / inputs["cores"] * bf16_gain(inputs),
     )
 
 
@@ -135,6 +136,7 @@ def inputs_table(inputs: dict[str, Any]) -> str:
             "fp32 multiply-adds per core",
             f"{most['flop_per_s'] / inputs['cores'] / 1e9:.0f} GFLOP/s",
         ),
+        ("bf16 multiply-adds per fp32 one", f"{bf16_gain(inputs)}"),
         (
             "linear layers, one row: share of the reads (SmolLM2-135M, Llama-3.2-1B)",
             f"{small.read_share:.0%}, {costs.read_share:.0%}",
@@ -143,7 +145,7 @@ def inputs_table(inputs: dict[str, Any]) -> str:
             "linear layers, 512 rows: share of the multiply-adds",
             f"{small.flop_share:.0%}, {costs.flop_share:.0%}",
         ),
-        ("a barrier of two threads", f"{costs.barrier_thread * micro:.2f} us"),
+        ("a barrier of two threads", f"{costs.barrier_turn * micro:.2f} us"),
         ("a loop of one thread", f"{costs.serial_loop * micro:.2f} us"),
         ("around a decoding step", f"{costs.decode_overhead * milli:.2f} ms"),
         ("Python of a layer of a prompt", f"{costs.eager_layer * milli:.2f} ms"),

@@ -51,18 +51,19 @@ inline float* thread_scratch(int64_t floats) {
   return buffer.get();
 }
 
-// f(item, scratch) for items 0, 1, ... count() - 1 in this order, each thread taking the next free
-// one.
+// f(item, scratch) for items 0, 1, ... count() - 1: each thread begins with its own, so that it finds
+// in its caches what it left there, and goes on with the next free one.
 template <class Count, class F>
 void parallel_items(const Count& count, int64_t scratch_floats, const F& f) {
   if (StepRecording* recording = StepRecording::current())
     recording->add_items(count, scratch_floats, f);
   const int64_t items = count();
-  std::atomic<int64_t> next{0};
   const int64_t threads = std::min<int64_t>(items, at::get_num_threads());
   if (threads <= 0) return;
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+  std::atomic<int64_t> next{threads};
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     float* scratch = thread_scratch(scratch_floats);
+    for (int64_t i = begin; i < end; ++i) f(i, scratch);
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) f(i, scratch);
   });
 }

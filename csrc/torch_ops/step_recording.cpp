@@ -265,8 +265,10 @@ void StepRecording::run_share(const Node& node, bool serial, int team, int me,
   } else {
     const int64_t items = node.count();
     float* scratch = thread_scratch(node.scratch_floats);
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;)
+    for (int64_t i = me; i < items;) {
       node.items(i, scratch);
+      i = items > team ? next.fetch_add(1, std::memory_order_relaxed) : items;
+    }
   }
 }
 
@@ -283,17 +285,17 @@ at::Tensor StepRecording::replay(at::TensorList step_data) {
     if (now.unsafeGetTensorImpl() != then.unsafeGetTensorImpl())
       then.unsafeGetTensorImpl()->shallow_copy_from(now.getIntrusivePtr());
   }
-  SpinBarrier barrier;
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr error;
   const int threads = at::get_num_threads();
+  SpinBarrier barrier(threads);
 #pragma omp parallel num_threads(threads)
   {
     const int team = omp_get_num_threads();
     const int me = omp_get_thread_num();
     const auto meet = [&] {
-      barrier.wait(team, [&] { next.store(0, std::memory_order_relaxed); });
+      barrier.wait(team, me, [&] { next.store(team, std::memory_order_relaxed); });
     };
     bool after_serial = true;
     for (const Node& node : nodes_) {

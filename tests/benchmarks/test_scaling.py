@@ -36,7 +36,7 @@ COSTS = Costs(
     ranks_overhead=1e-3,
     eager_layer=1e-4,
     serial_loop=1e-7,
-    barrier_thread=1e-7,
+    barrier_turn=1e-7,
     meeting=5e-6,
     meeting_rank=2e-6,
     sum_bytes_per_s=2e9,
@@ -48,7 +48,7 @@ FREE = dataclasses.replace(
     ranks_overhead=0.0,
     eager_layer=0.0,
     serial_loop=0.0,
-    barrier_thread=0.0,
+    barrier_turn=0.0,
     meeting=0.0,
     meeting_rank=0.0,
 )
@@ -102,7 +102,7 @@ def test_every_cost_counts_and_names_what_bounds() -> None:
     for field, value, bound in (
         ("decode_overhead", 1.0, "host"),
         ("serial_loop", 1.0, "single thread"),
-        ("barrier_thread", 1.0, "barriers"),
+        ("barrier_turn", 1.0, "barriers"),
         ("meeting", 1.0, "sums over ranks"),
         ("sum_bytes_per_s", 1.0, "sums over ranks"),
         ("ranks_overhead", 1.0, "several ranks"),
@@ -134,8 +134,8 @@ def test_costs_come_from_the_probe(inputs: dict[str, Any]) -> None:
         assert costs.sum_bytes_per_s > 0
     changed = json.loads(json.dumps(inputs))
     changed["kernels"][str(inputs["cores"])]["loop"]["shared_s"] += 1e-6
-    more = Costs.of(changed, "Llama-3.2-1B").barrier_thread
-    less = report.costs_of(inputs, "Llama-3.2-1B").barrier_thread
+    more = Costs.of(changed, "Llama-3.2-1B").barrier_turn
+    less = report.costs_of(inputs, "Llama-3.2-1B").barrier_turn
     assert more - less == pytest.approx(1e-6 / (inputs["cores"] - 1))
 
 

@@ -3,7 +3,7 @@
 Job: {"engine": {LLM arguments}, "batches": [[prompt token ids, ...], ...], "sampling": {...}}, or a
 list of such samplings, one per batch.
 Result: per batch and request {"tokens", "logprobs" (of the chosen tokens), "prompt_logprobs",
-"cached"} in the order of the job.
+"cached"} in the order of the job; of an engine with "runner": "pooling" the embeddings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Engines:
         self._process.communicate()
         self._errors.close()
 
-    def run(self, job: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    def run(self, job: dict[str, Any]) -> list[list[Any]]:
         """The results of ``job``; fails with the engine's last words when the process dies."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -57,7 +57,7 @@ class Engines:
             # The engine's process shares the output.
             for line in self._process.stdout:
                 if line.startswith(MARK):
-                    results: list[list[dict[str, Any]]] = json.loads(line.removeprefix(MARK))
+                    results: list[list[Any]] = json.loads(line.removeprefix(MARK))
                     return results
                 self._output.append(line)
         finally:
@@ -71,12 +71,12 @@ class Engines:
         return "".join(self._output) + self._errors.read().decode(errors="replace")
 
 
-def run(job: dict[str, Any], **environ: str) -> list[list[dict[str, Any]]]:
+def run(job: dict[str, Any], **environ: str) -> list[list[Any]]:
     """The results of one job in a process with these environment variables."""
     return run_and_log(job, **environ)[0]
 
 
-def run_and_log(job: dict[str, Any], **environ: str) -> tuple[list[list[dict[str, Any]]], str]:
+def run_and_log(job: dict[str, Any], **environ: str) -> tuple[list[list[Any]], str]:
     """The results of one job and what the process wrote beside them."""
     with Engines(**environ) as engines:
         return engines.run(job), engines.log()
@@ -90,9 +90,13 @@ def _main() -> None:
         llm = LLM(device="cpu", **job["engine"])
         results = []
         for i, batch in enumerate(job["batches"]):
+            prompts = [{"prompt_token_ids": ids} for ids in batch]
+            if job["engine"].get("runner") == "pooling":
+                embedded = llm.embed(prompts, use_tqdm=False)
+                results.append([output.outputs.embedding for output in embedded])
+                continue
             options = job["sampling"][i] if isinstance(job["sampling"], list) else job["sampling"]
             sampling = SamplingParams(temperature=0, ignore_eos=True, **options)
-            prompts = [{"prompt_token_ids": ids} for ids in batch]
             outputs = llm.generate(prompts, sampling, use_tqdm=False)
             results.append([_result(output) for output in outputs])
         llm.llm_engine.engine_core.shutdown()

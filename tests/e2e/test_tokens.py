@@ -48,6 +48,18 @@ def test_fp32_tokens_equal_transformers_with_chunked_prefill_and_no_cache(
     assert all(result["cached"] == 0 for result in again)
 
 
+def test_fp32_embeddings_equal_transformers(
+    model_path: str, prompts: list[list[int]], reference: Any
+) -> None:
+    chosen = [ids for ids in prompts if len(ids) <= 500]
+    [ours] = engine.run(_job(model_path, [chosen], runner="pooling"))
+    model = reference(dtype=torch.float32).model
+    with torch.no_grad():
+        last = [model(torch.tensor([ids])).last_hidden_state[0, -1] for ids in chosen]
+    expected = torch.nn.functional.normalize(torch.stack(last), dim=-1)
+    torch.testing.assert_close(torch.tensor(ours), expected, atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("isa", ["scalar"])
 def test_fp32_tokens_do_not_depend_on_the_instruction_set(
     model_path: str, prompts: list[list[int]], expected: list[list[int]], isa: str

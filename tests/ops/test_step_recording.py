@@ -48,7 +48,7 @@ def block(dtype: torch.dtype, seeded: torch.Generator) -> Callable[[torch.Tensor
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 64])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 17])
 def test_replay_equals_running_again(
     count: int, num_threads: int, dtype: torch.dtype, seeded: torch.Generator, threads: None
 ) -> None:

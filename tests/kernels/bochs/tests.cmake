@@ -3,7 +3,7 @@
 # A target runs on the first CPU that has it, so that an instruction of a later one is caught.
 # half and plan are compiled for the baseline only, the same on every x86: the native run has them,
 # and collectives, which need threads.
-list(REMOVE_ITEM areas dispatch half plan collectives)
+list(REMOVE_ITEM areas dispatch barrier half plan collectives)
 function(emulate_target target cpu)
   cmake_parse_arguments(PARSE_ARGV 2 only "" "" "AREAS")
   if(NOT only_AREAS)
