@@ -19,6 +19,7 @@ from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, advise
+from cpu_backend.runtime.machines import use_network_towards
 from cpu_backend.runtime.plan import Machine
 from cpu_backend.runtime.reservations import Reservations
 
@@ -112,6 +113,8 @@ class CpuBackendPlatform(CpuPlatform):
         _set_block_size(vllm_config)
         kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)
+        if vllm_config.parallel_config.nnodes > 1:
+            use_network_towards(vllm_config.parallel_config.master_addr)
         _check_threads(vllm_config)
         envs.activations()
         _set_kv_cache_space(vllm_config)

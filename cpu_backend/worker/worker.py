@@ -22,6 +22,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from cpu_backend import compat, info, layers, ops
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
+from cpu_backend.runtime.machines import Heartbeat
 from cpu_backend.runtime.pages import LazyZeros
 from cpu_backend.runtime.plan import Machine
 from cpu_backend.worker.model_runner import CPUModelRunner
@@ -34,6 +35,7 @@ class CPUWorker(Worker):
 
     model_runner: CPUModelRunner
     helpers_moved = False
+    heartbeat: Heartbeat | None = None
 
     def init_device(self) -> None:
         """Threads and memory first: what is allocated later lands where they are."""
@@ -116,6 +118,11 @@ class CPUWorker(Worker):
         """A short warm-up, then the banner."""
         self.model_runner.warming_up_model()
         warm_seconds = self.model_runner.warm_up()
+        if self.parallel_config.nnodes_within_dp > 1:
+            store = torch.distributed.distributed_c10d._get_default_store()
+            self.heartbeat = Heartbeat(
+                store, self.rank, self.parallel_config.world_size, _end_without_the_others
+            )
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
         if self.slot == 0:
             for line in info.banner(self.library, str(self.model_config.dtype)):
@@ -151,6 +158,12 @@ class CPUWorker(Worker):
         """The host's seam for allocations of one kind; only the KV cache is special here."""
         return LazyZeros() if tag == "kv_cache" else nullcontext()
 
+    def shutdown(self) -> None:
+        """Stop listening for other machines, whose end is expected from now on."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+        super().shutdown()
+
     def sleep(self, level: int = 1) -> None:
         """Refused: there is no second memory to move weights to."""
         raise RuntimeError("sleep mode is not supported on the CPU; stop the server instead.")
@@ -158,6 +171,12 @@ class CPUWorker(Worker):
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Refused like :meth:`sleep`."""
         raise RuntimeError("sleep mode is not supported on the CPU.")
+
+
+def _end_without_the_others(reason: str) -> None:
+    """End this rank's process; the host then ends what of the server runs on this machine."""
+    logger.error("cpu_backend: this server ends, because %s.", reason)
+    os._exit(1)
 
 
 def _group_identity(init_method: str) -> str:
