@@ -203,11 +203,12 @@ void take_rows(GemmStep<T>& step, const T* a, int64_t a_stride, float* wide) {
   }
 }
 
-// Panels that one or two rows take side by side: they alone have too few independent multiply-adds
-// to hide the latency of one (4 cycles, two per cycle), and each panel is one more stream of
-// memory. Three rows with two panels would need 17 registers.  Fetching the streams ahead, as rows
-// of quantized weights do, lost up to 8 % on Zen 5.
-CPU_BACKEND_INLINE int64_t panels_at_once(int64_t rows) {
+// Panels that few rows take side by side, as many as the registers hold: they alone have too few
+// independent multiply-adds to hide the latency of one (4 cycles, two per cycle), and each panel is
+// one more stream of memory.  Three rows with two panels would need 17 of 16 registers.  Fetching
+// the streams ahead, as rows of quantized weights do, lost up to 8 % on Zen 5.
+constexpr int64_t panels_at_once(int64_t rows) {
+  if (kMaxRows == 12) return rows <= 3 ? 4 : rows <= 6 ? 2 : 1;
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
@@ -219,12 +220,22 @@ CPU_BACKEND_INLINE void multiply_side_by_side(const GemmStep<T>& step) {
       kPanelWidth, kRows * kPanelWidth, step.accumulate, none);
 }
 
+template <int kRows = kMaxRows / 2, class T>
+CPU_BACKEND_INLINE void multiply_few_rows(const GemmStep<T>& step, int64_t panels) {
+  if (step.rows < kRows) {
+    if constexpr (kRows > 1) multiply_few_rows<kRows - 1>(step, panels);
+    return;
+  }
+  if constexpr (panels_at_once(kRows) == 4) {
+    if (panels == 4) return multiply_side_by_side<kRows, 4>(step);
+    if (panels == 3) return multiply_side_by_side<kRows, 3>(step);
+  }
+  if constexpr (panels_at_once(kRows) > 1) multiply_side_by_side<kRows, 2>(step);
+}
+
 template <class T>
 void multiply_panels(const GemmStep<T>& step, int64_t panels) {
-  if (panels == 4) return multiply_side_by_side<1, 4>(step);
-  if (panels == 3) return multiply_side_by_side<1, 3>(step);
-  if (panels == 2 && step.rows == 1) return multiply_side_by_side<1, 2>(step);
-  if (panels == 2) return multiply_side_by_side<2, 2>(step);
+  if (panels > 1) return multiply_few_rows(step, panels);
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
   // of them fetch the next one.  A single tile is best left to the hardware.
   const T* next = step.rows > kMaxRows ? step.panel + step.panel_elements : nullptr;

@@ -152,18 +152,24 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
 }
 #endif
 
+// What one step of k takes of a panel.
+template <class T>
+constexpr int64_t kStepBytes = kPanelWidth * static_cast<int64_t>(sizeof(T));
+
 // What comes next, fetched into L2 while this is computed: `rate` bytes for each step of k.  With
 // none the hardware fetches ahead, which is best for a single stream of memory.
 struct Ahead {
   const char* at;
   int64_t rate;
 
-  CPU_BACKEND_INLINE void fetch_one(int64_t steps) {
-    __builtin_prefetch(at, 0, 2);
-    at += steps * rate;
+  static constexpr int64_t kLine = 64;
+
+  template <int64_t kBytes>
+  CPU_BACKEND_INLINE void fetch() {
+    for (int64_t i = 0; i < kBytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
+    at += kBytes;
   }
   CPU_BACKEND_INLINE void fetch_all(int64_t steps) {
-    constexpr int64_t kLine = 64;
     const char* end = at + steps * rate;
     for (const char* line = at; line < end; line += kLine) __builtin_prefetch(line, 0, 2);
     at = end;
@@ -185,7 +191,7 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
   int64_t k = 0;
   if constexpr (kPairing<T> == 2) {
     for (; k + 2 <= depth; k += 2, b += 2 * b_stride) {
-      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_one(2);
+      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<2 * kStepBytes<T>>();
       for (int p = 0; p < kPanels; ++p)
         tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, true);
     }
@@ -195,7 +201,7 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
   } else {
 #pragma GCC unroll 4
     for (; k < depth; ++k, b += b_stride) {
-      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_one(1);
+      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<kStepBytes<T>>();
       for (int p = 0; p < kPanels; ++p)
         tile_step<T>(tile, a, a_stride, k, b + p * b_panel_stride, p);
     }
@@ -238,7 +244,7 @@ CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, co
   VecI acc[kRows][kVecs] = {};
   if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(depth);
   for (int64_t k = 0; k < depth; k += 2, b += 2 * b_stride) {
-    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_one(2);
+    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<2 * kStepBytes<int8_t>>();
     VecI w[kVecs];
     for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
     for (int r = 0; r < kRows; ++r) {
@@ -325,10 +331,9 @@ void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride,
                     int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
                     const T* next) {
   constexpr int64_t kPair = kPairing<T>;
-  constexpr int64_t kStepBytes = kPanelWidth * static_cast<int64_t>(sizeof(T));
   const int64_t tiles = ceil_div(rows, kMaxRows);
   Ahead none{};
-  Ahead ahead{reinterpret_cast<const char*>(next), next ? kStepBytes / tiles : 0};
+  Ahead ahead{reinterpret_cast<const char*>(next), next ? kStepBytes<T> / tiles : 0};
   for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
     const A* left = a + row * a_stride;
     float* out = c + row * c_stride;
