@@ -159,8 +159,8 @@ void test_gemm_matches_reference() {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
     for (DType type : kTypes) {
-      for (int64_t m : {1, 2, 5, 6, 7, 11, 12, 13, 25}) {
-        for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 4 * width, 5 * width + 3}) {
+      for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25}) {
+        for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 4 * width, 6 * width + 3}) {
           for (int64_t k : {1, 2, 3, 17, 127, 128, 129, 257}) {
             ++turn;
             check_product(table, Problem(type, m, n, k), turn % 2 == 0, turn % 4 == 1);
