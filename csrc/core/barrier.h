@@ -14,8 +14,8 @@ namespace cpu_backend {
 
 // Threads meet in groups of neighbours, the last of each group meets those of the others, and lets
 // its own group go: a combining tree of two levels (Yew, Tzeng and Lawrie, 1987).  On one counter
-// 128 threads would take 127 turns; here the longest way is 7 + 15, and a line is watched by as few.
-// Threads are bound in the order of cores, so a group mostly shares a last-level cache.
+// 128 threads would take 127 turns; here the longest way is 7 + 15, and a line is watched by as
+// few. Threads are bound in the order of cores, so a group mostly shares a last-level cache.
 class SpinBarrier {
  public:
   explicit SpinBarrier(int most_parties) : groups_(ceil_div(most_parties, kGroup)) {}

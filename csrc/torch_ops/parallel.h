@@ -51,8 +51,8 @@ inline float* thread_scratch(int64_t floats) {
   return buffer.get();
 }
 
-// f(item, scratch) for items 0, 1, ... count() - 1: each thread begins with its own, so that it finds
-// in its caches what it left there, and goes on with the next free one.
+// f(item, scratch) for items 0, 1, ... count() - 1: each thread begins with its own, so that it
+// finds in its caches what it left there, and goes on with the next free one.
 template <class Count, class F>
 void parallel_items(const Count& count, int64_t scratch_floats, const F& f) {
   if (StepRecording* recording = StepRecording::current())
