@@ -1,4 +1,4 @@
-"""Paged attention: one new token after a long context, and whole prompts."""
+"""Paged attention: one new token after a long context, many requests, and whole prompts."""
 
 from __future__ import annotations
 
@@ -13,36 +13,43 @@ from cpu_backend.attention.backend import halves
 
 CONTEXTS = (128, 512, 1024, 4096, 8192, 32768)
 PROMPTS = (1024, 2048, 4096, 8192)
+BATCH_CONTEXTS = (192, 1024)
+BATCH = 64
 _BLOCK_SIZE = 128
 _CHECKED_ROWS = 4
 _CACHES = ("auto", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
 
 
 class _Cache:
-    """The pages of one request in one layer, in random order, filled through the op."""
+    """The pages of some requests in one layer, in random order, filled through the op."""
 
-    def __init__(self, model: Model, tokens: int, dtype: torch.dtype, kv: str) -> None:
-        shape = (tokens, model.kv_heads, model.head_dim)
+    def __init__(
+        self, model: Model, requests: int, tokens: int, dtype: torch.dtype, kv: str
+    ) -> None:
+        shape = (requests * tokens, model.kv_heads, model.head_dim)
         self.key, self.value = (torch.randn(shape).to(dtype) for _ in range(2))
-        blocks = -(-tokens // _BLOCK_SIZE)
-        self.block_table = torch.randperm(blocks).int().view(1, -1)
+        each = -(-tokens // _BLOCK_SIZE)
+        blocks = requests * each
+        self.block_table = torch.randperm(blocks).int().view(requests, each)
         content = kv_dtypes.token_bytes(kv, dtype, 2 * model.head_dim)
         pages = torch.zeros(blocks, model.kv_heads, _BLOCK_SIZE, content, dtype=torch.int8)
         if kv not in kv_dtypes.QUANTIZED:
             pages = pages.view(dtype)
         self.keys, self.values = halves(pages, model.head_dim)
         at = torch.arange(tokens)
-        slots = self.block_table[0].long()[at // _BLOCK_SIZE] * _BLOCK_SIZE + at % _BLOCK_SIZE
+        pages_of = self.block_table.long()[:, at // _BLOCK_SIZE]
+        slots = (pages_of * _BLOCK_SIZE + at % _BLOCK_SIZE).flatten()
         torch.ops._C.cpu_attn_reshape_and_cache(
             self.key, self.value, self.keys, self.values, slots, "", 1.0, 1.0, kv
         )
 
 
 def _reference(model: Model, query: torch.Tensor, cache: _Cache) -> torch.Tensor:
-    """The last rows of causal attention in fp32: query [rows, heads, dim]."""
-    rows, tokens = len(query), len(cache.key)
+    """The last rows of the last request's causal attention in fp32: query [rows, heads, dim]."""
+    rows, tokens = len(query), len(cache.key) // len(cache.block_table)
     groups = model.heads // model.kv_heads
-    key, value = (t.float().repeat_interleave(groups, 1) for t in (cache.key, cache.value))
+    last = (cache.key[-tokens:], cache.value[-tokens:])
+    key, value = (t.float().repeat_interleave(groups, 1) for t in last)
     scores = torch.einsum("ihd,jhd->hij", query.float(), key) * model.head_dim**-0.5
     ahead = torch.arange(tokens)[None, :] > torch.arange(tokens - rows, tokens)[:, None]
     weights = scores.masked_fill(ahead, float("-inf")).softmax(-1)
@@ -50,19 +57,26 @@ def _reference(model: Model, query: torch.Tensor, cache: _Cache) -> torch.Tensor
 
 
 def _work(
-    kernel: str, name: str, dtype: torch.dtype, query_len: int, tokens: int, kv: str = "auto"
+    kernel: str,
+    name: str,
+    dtype: torch.dtype,
+    query_len: int,
+    tokens: int,
+    kv: str = "auto",
+    requests: int = 1,
 ) -> Work:
     model = MODELS[name]
     # Of keys and values of one token, and their scales.
     row = model.kv_heads * kv_dtypes.token_bytes(kv, dtype, 2 * model.head_dim)
-    copies = copies_for(tokens * row)
-    caches = [_Cache(model, tokens, dtype, kv) for _ in range(copies)]
-    query = torch.randn(query_len, model.heads, model.head_dim).to(dtype)
+    copies = copies_for(requests * tokens * row)
+    caches = [_Cache(model, requests, tokens, dtype, kv) for _ in range(copies)]
+    query = torch.randn(requests * query_len, model.heads, model.head_dim).to(dtype)
     out = torch.empty_like(query)
-    starts, lengths = torch.tensor([0, query_len]).int(), torch.tensor([tokens]).int()
+    starts = torch.arange(requests + 1).int() * query_len
+    lengths = torch.full((requests,), tokens).int()
     plan = torch.ops._C.get_scheduler_metadata(
-        1, model.heads, model.kv_heads, model.head_dim, lengths, dtype, starts, True, -1, "", True,
-        None,
+        requests, model.heads, model.kv_heads, model.head_dim, lengths, dtype, starts,
+        True, -1, "", True, None,
     )  # fmt: skip
 
     def run(i: int) -> None:
@@ -72,18 +86,19 @@ def _work(
         )  # fmt: skip
 
     run(0)
-    expected = _reference(model, query[-_CHECKED_ROWS:], caches[0])
-    error = float((out[-_CHECKED_ROWS:] - expected).norm() / expected.norm())
+    checked = min(_CHECKED_ROWS, query_len)
+    expected = _reference(model, query[-checked:], caches[0])
+    error = float((out[-checked:] - expected).norm() / expected.norm())
     seen = query_len * tokens - query_len * (query_len - 1) // 2  # (query, key) pairs
     return Work(
         kernel,
         f"{name} {model.heads}/{model.kv_heads} heads of {model.head_dim}",
         str(dtype).removeprefix("torch.") + ("" if kv == "auto" else f", {kv} cache"),
-        f"{tokens} tokens",
+        f"{tokens} tokens" if requests == 1 else f"{requests} x {tokens} tokens",
         run,
         copies,
-        tokens * row,
-        4 * model.heads * model.head_dim * seen,
+        requests * tokens * row,
+        4 * requests * model.heads * model.head_dim * seen,
         error,
     )
 
@@ -95,6 +110,14 @@ def decode_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int])
             for tokens in sizes:
                 for kv in _CACHES:
                     yield _work("decode attention", name, dtype, 1, tokens, kv)
+
+
+def batch_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:
+    """One query token of each of many requests."""
+    for name in models:
+        for dtype in dtypes:
+            for tokens in sizes:
+                yield _work("batch attention", name, dtype, 1, tokens, requests=BATCH)
 
 
 def prefill_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:

@@ -46,22 +46,24 @@ struct GemmPlan {
   }
 };
 
-// Rows of one item of m: as many as fit the cache, but at least 24 (four register tiles of 6 rows,
-// two of 12) and at most 96, because each item reads its panels again.  Items are of equal size:
-// with 24 and 8 instead of 16 and 16, products of 32 rows took 5 to 25 % longer (Zen 5).
-static inline int64_t item_rows(int64_t m, int64_t fitting) {
+// Rows of one item of m: as many as fit the cache, but at least `least` (24 are four register tiles
+// of 6 rows, two of 12) and at most 96, because each item reads its panels again.  Items are of
+// equal size: with 24 and 8 instead of 16 and 16, products of 32 rows took 5 to 25 % longer (Zen
+// 5).
+static inline int64_t item_rows(int64_t m, int64_t fitting, int64_t least = 24) {
   constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
-  constexpr int64_t kLeast = 24;
   constexpr int64_t kMost = 96;
   const int64_t tiles = fitting / kTileRows * kTileRows;
-  const int64_t most = tiles < kLeast ? kLeast : tiles > kMost ? kMost : tiles;
+  const int64_t most = tiles < least ? least : tiles > kMost ? kMost : tiles;
   const int64_t equal = ceil_div(m, ceil_div(m, most));
-  return round_up(equal, equal < kLeast ? 4 : kTileRows);
+  return round_up(equal, equal < least ? 4 : kTileRows);
 }
 
-// The same for rows widened to fp32, which are taken in parts where 24 do not fit.
-static inline int64_t gemm_rows(int64_t m, int64_t k) {
-  return item_rows(m, kActivationFloats / padded_depth(k));
+// The same for rows in fp32, which are taken in parts where the least do not fit.  fp32 weights
+// need twice as many for the same work per byte: with 24 rows, products of 256 and 1024 rows took 6
+// to 17 % longer (2048 and 8192 channels, Zen 5).
+static inline int64_t gemm_rows(int64_t m, int64_t k, int64_t weight_bytes) {
+  return item_rows(m, kActivationFloats / padded_depth(k), 12 * weight_bytes);
 }
 
 // About four items per thread, so that one that is held up does not keep the others waiting, but

@@ -326,7 +326,7 @@ void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) 
 // panels come in whole pairs.
 template <class T>
 void gemm(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const int64_t step = gemm_rows(rows.end - rows.begin, args.k);
+  const int64_t step = gemm_rows(rows.end - rows.begin, args.k, sizeof(T));
   for (int64_t r = rows.begin; r < rows.end; r += step)
     gemm_block<T>(args, {r, r + step < rows.end ? r + step : rows.end}, panels, scratch);
 }

@@ -91,7 +91,8 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
   const KernelTable& table = kernels();
   const GemmShape shape{m, weight.n, weight.k, table.panel_count(weight.n, weight.parts),
                         epilogue.gated ? 2 : 1};
-  const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k), at::get_num_threads());
+  const int64_t rows = gemm_rows(m, weight.k, weight.packed.element_size());
+  const GemmPlan plan = plan_gemm(shape, rows, at::get_num_threads());
   parallel_items([=] { return plan.items(); }, table.gemm_scratch_floats,
                  [=, gemm = table.gemm](int64_t item, float* scratch) {
                    gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);

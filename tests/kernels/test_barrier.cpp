@@ -28,6 +28,7 @@ void test_all_meet_before_any_goes_on() {
       }
     };
     std::vector<std::thread> threads;
+    threads.reserve(static_cast<size_t>(parties));
     for (int me = 0; me < parties; ++me) threads.emplace_back(thread, me);
     for (std::thread& one : threads) one.join();
     expect(early.load() == 0, "%d threads: left %lld times before all had come", parties,

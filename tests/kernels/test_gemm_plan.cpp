@@ -14,10 +14,12 @@ void for_each_plan(F check) {
     for (int64_t n : kSizes)
       for (int64_t k : kSizes)
         for (int together : {1, 2})
-          for (int64_t threads : kThreads) {
-            const GemmShape shape{m, n, k, round_up(ceil_div(n, 16), together), together};
-            check(shape, plan_gemm(shape, gemm_rows(shape.m, shape.k), threads), threads);
-          }
+          for (int64_t threads : kThreads)
+            for (int64_t weight_bytes : {2, 4}) {
+              const GemmShape shape{m, n, k, round_up(ceil_div(n, 16), together), together};
+              const int64_t rows = gemm_rows(m, k, weight_bytes);
+              check(shape, plan_gemm(shape, rows, threads), threads);
+            }
 }
 
 void test_items_cover_the_product_once() {
@@ -66,7 +68,7 @@ void test_threads_get_equal_shares() {
                                {4096, 14336}})
       for (int64_t threads : {1, 2, 4}) {
         const GemmShape shape{m, n, k, ceil_div(n, 16), 1};
-        const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k), threads);
+        const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k, 2), threads);
         std::vector<int64_t> load(static_cast<size_t>(threads), 0);
         for (int64_t item = 0; item < plan.items(); ++item) {  // to the one that is free first
           const Slice rows = plan.rows(item), panels = plan.panels(item);
