@@ -113,6 +113,13 @@ struct QuantWeightArgs {
   static constexpr int64_t kMostGroup = 256;
 };
 
+// Quantized activations: tiles of `tile_rows` rows, the last one of fewer.  1 to
+// KernelTable::quant_tile_rows, with Activations::kFloat 1.
+struct QuantRows {
+  Data data;  // [m][quant_row_bytes]
+  int64_t m, tile_rows;
+};
+
 // Turns rows of activations into the integers that quant_gemm() reads.
 struct QuantRowsArgs {
   QuantLayout layout;
@@ -122,7 +129,7 @@ struct QuantRowsArgs {
   const int32_t* channels;     // as in QuantPackArgs
   const float* static_scale;   // kInt8Static*
   const int32_t* static_zero;  // kInt8StaticAzp
-  Data rows;                   // [m][quant_row_bytes]
+  QuantRows rows;
 };
 
 // x [rows, size] as int8 codes [rows, size]; scales and zeros are read when static, else written.
@@ -153,13 +160,13 @@ struct QuantGivenArgs {
   int64_t codes_stride;
   const float* scales;  // [m] or, with scale_stride 0, one
   int64_t scale_stride;
-  Data rows;
+  QuantRows rows;
 };
 
 // c[m][n] = quantized a[m][k] * weight^T + row_shift[m] * column_shift[n] + bias[n]
 struct QuantGemmArgs {
   QuantLayout layout;
-  ConstData rows;  // of quantize_rows()
+  QuantRows rows;
   ConstData packed;
   const float* row_shift;     // [m] or null
   const float* column_shift;  // [n]
@@ -167,7 +174,6 @@ struct QuantGemmArgs {
   Data c;
   int64_t c_stride;
   bool float_output;
-  int64_t m;
 };
 
 }  // namespace cpu_backend

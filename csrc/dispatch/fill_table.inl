@@ -90,6 +90,7 @@ const KernelTable kTable = {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
     },
     quant_scratch_floats(),
+    kQuantRows,
     quant_packed_bytes,
     quant_row_bytes,
     pack_quant,

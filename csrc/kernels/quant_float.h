@@ -65,7 +65,7 @@ static inline void float_block(const QuantGemmArgs& args, int64_t row, int64_t r
   const int64_t row_bytes = quant_row_bytes(layout);
   const int64_t a_stride = row_bytes / 4;
   const float* a =
-      reinterpret_cast<const float*>(static_cast<const char*>(args.rows) + row * row_bytes);
+      reinterpret_cast<const float*>(static_cast<const char*>(args.rows.data) + row * row_bytes);
   float* decoded = scratch + kFloatRows * kPanelWidth;
   const bool decode = rows >= kDecodeFrom;
   for (int64_t i = 0; i < rows * kPanelVecs; ++i) store(scratch + i * kLanes, Vec{});

@@ -23,10 +23,6 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-// Rows of the register tile: 4 x 2 sums, two vectors of codes, activations, a product and the mask
-// fit 16 registers; 6 rows spill, a third of the speed at groups of 32.
-constexpr int kQuantRows = kMaxRows == 12 ? 12 : 4;
-
 typedef uint16_t VecHalves __attribute__((vector_size(kVectorBytes)));
 
 // Shifts both halves of each lane.
@@ -63,6 +59,10 @@ struct TileCodes {
   }
 };
 
+// Bytes of one row's step of activations; those of a tile's rows follow each other.
+constexpr int64_t kPairsStep = 2 * QuantLayout::kStep;
+constexpr int64_t kQuadsStep = QuantLayout::kStep;
+
 // One word per column of codes as pairs: word i of `a` of each row meets the codes at 4 * place.
 template <int kBits, int kPart>
 CPU_BACKEND_INLINE VecU code_pairs(VecU word) {
@@ -74,7 +74,7 @@ CPU_BACKEND_INLINE VecU code_pairs(VecU word) {
 }
 
 template <int kBits, int kPart, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a, int64_t a_stride,
+CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a,
                                  const TileCodes& codes, int word) {
   for (int p = 0; p < kPanels; ++p) {
     const uint32_t* words = codes.words(p) + word * kPanelWidth;
@@ -82,9 +82,7 @@ CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a, i
     for (int v = 0; v < kPanelVecs; ++v)
       pairs[v] = code_pairs<kBits, kPart>(load_raw<VecU>(words + v * kLanes));
     for (int r = 0; r < kRows; ++r) {
-      int32_t x;
-      __builtin_memcpy(&x, a + r * a_stride, 4);
-      const VecI both = broadcast(x);
+      const VecI both = broadcast(load_raw<int32_t>(a + r * kPairsStep));
       for (int v = 0; v < kPanelVecs; ++v)
         tile.sum[p][r][v] = dot_pairs(tile.sum[p][r][v], both, (VecI)pairs[v]);
     }
@@ -112,16 +110,16 @@ CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a
 
 template <int kBits, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
-                                        int64_t a_stride, TileCodes& codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += 16, codes.next_step(kBits)) {
+                                        TileCodes& codes, int64_t steps) {
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kPairsStep, codes.next_step(kBits)) {
     if constexpr (kRows == 1) codes.fetch_row_ahead(kBits, kPanels);
     if constexpr (kBits == 4 && kRows == 1) {
       dot_step_of_row(tile, a, codes);
     } else {
-      dot_part<kBits, 0>(tile, a, a_stride, codes, 0);
-      dot_part<kBits, 1>(tile, a + 4, a_stride, codes, 0);
-      dot_part<kBits, kBits == 8 ? 0 : 2>(tile, a + 8, a_stride, codes, kBits == 8);
-      dot_part<kBits, kBits == 8 ? 1 : 3>(tile, a + 12, a_stride, codes, kBits == 8);
+      dot_part<kBits, 0>(tile, a, codes, 0);
+      dot_part<kBits, 1>(tile, a + 4, codes, 0);
+      dot_part<kBits, kBits == 8 ? 0 : 2>(tile, a + 8, codes, kBits == 8);
+      dot_part<kBits, kBits == 8 ? 1 : 3>(tile, a + 12, codes, kBits == 8);
     }
   }
 }
@@ -137,9 +135,8 @@ CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
 // Returns where the activations go on.
 template <int kBits, int kRows, int kPanels>
 CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][kPanelVecs],
-                                               const char* a, int64_t a_stride, TileCodes& codes,
-                                               int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += 8, codes.next_step(kBits)) {
+                                               const char* a, TileCodes& codes, int64_t steps) {
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.next_step(kBits)) {
     if constexpr (kRows == 1) codes.fetch_row_ahead(kBits, kPanels);
     for (int half = 0; half < 2; ++half) {
       for (int p = 0; p < kPanels; ++p) {
@@ -147,7 +144,7 @@ CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][k
         for (int v = 0; v < kPanelVecs; ++v)
           quads[v] = code_quads<kBits>(codes.words(p) + v * kLanes, half);
         for (int r = 0; r < kRows; ++r) {
-          const VecI four = broadcast(load_raw<int32_t>(a + r * a_stride + 4 * half));
+          const VecI four = broadcast(load_raw<int32_t>(a + r * kQuadsStep + 4 * half));
           for (int v = 0; v < kPanelVecs; ++v)
             sums[p][r][v] = dot_quads(sums[p][r][v], four, quads[v]);
         }
@@ -159,14 +156,14 @@ CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][k
 
 template <int kBits, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
-                                        int64_t a_stride, TileCodes& codes, int64_t steps) {
+                                        TileCodes& codes, int64_t steps) {
   if constexpr (kSame<QuadSum, VecI>) {
-    dot_chain_quads<kBits>(tile.sum, a, a_stride, codes, steps);
+    dot_chain_quads<kBits>(tile.sum, a, codes, steps);
   } else {
     constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
     for (; steps > 0; steps -= kChain) {
       QuadSum sums[kPanels][kRows][kPanelVecs] = {};
-      a = dot_chain_quads<kBits>(sums, a, a_stride, codes, steps < kChain ? steps : kChain);
+      a = dot_chain_quads<kBits>(sums, a, codes, steps < kChain ? steps : kChain);
       for (int p = 0; p < kPanels; ++p)
         for (int r = 0; r < kRows; ++r)
           for (int v = 0; v < kPanelVecs; ++v)
@@ -175,31 +172,26 @@ CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const cha
   }
 }
 
-// The quantized rows of a tile at one segment: strides count elements.
+// The quantized rows of a tile at one segment; kernels/quant_rows.h.
 struct TileRows {
   const char* codes;
   const float* scales;
-  const int32_t* sums;
-  int64_t stride;  // in bytes, a multiple of 4
+  const int32_t* starts;
 
   // What an offset is multiplied with.
-  CPU_BACKEND_INLINE float total(int row) const {
-    return load_raw<float>(sums + row * (stride / 4));
-  }
+  CPU_BACKEND_INLINE float total(int row) const { return load_raw<float>(starts + row); }
 };
 
 // What the dot product of a segment starts from, in place of zero: minus zero * sum.
 template <int kRows>
 CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group, const TileRows& a,
                                     VecI (&sum)[kRows][kPanelVecs]) {
-  const int64_t stride = a.stride / 4;
   switch (layout.zero) {
     case ZeroKind::kMiddle:
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-        for (int v = 0; v < kPanelVecs; ++v)
-          sum[r][v] = broadcast(-a.sums[r * stride] * (1 << (layout.bits - 1)));
+        for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = broadcast(a.starts[r]);
       return;
     case ZeroKind::kPoint:
 #pragma GCC unroll 2
@@ -208,7 +200,7 @@ CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group
             round_to_int(load_scale(layout.scale_type, group + scale_bytes(layout), v));
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r)
-          sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(-a.sums[r * stride]));
+          sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(a.starts[r]));
       }
       return;
     case ZeroKind::kOffset:
@@ -221,7 +213,6 @@ template <int kRows>
 CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, const TileRows& a,
                                   const VecI (&sum)[kRows][kPanelVecs],
                                   Vec (&total)[kRows][kPanelVecs]) {
-  const int64_t stride = a.stride / 4;
   Vec scale[kPanelVecs], zero[kPanelVecs];
   for (int v = 0; v < kPanelVecs; ++v) scale[v] = load_scale(layout.scale_type, group, v);
   if (layout.zero == ZeroKind::kOffset) {
@@ -231,7 +222,7 @@ CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, 
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
       for (int v = 0; v < kPanelVecs; ++v) {
-        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r * stride] * scale[v];
+        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r] * scale[v];
         total[r][v] = total[r][v] + zero[v] * a.total(r);
       }
   } else {
@@ -239,7 +230,7 @@ CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, 
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
       for (int v = 0; v < kPanelVecs; ++v)
-        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r * stride] * scale[v];
+        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r] * scale[v];
   }
 }
 
@@ -250,10 +241,9 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
   const QuantLayout& layout = args.layout;
   const int64_t segment = layout.segment_steps();
   TileRows a;
-  a.stride = quant_row_bytes(layout);
-  a.codes = static_cast<const char*>(args.rows) + row * a.stride;
-  a.scales = reinterpret_cast<const float*>(a.codes + row_codes_bytes(layout));
-  a.sums = reinterpret_cast<const int32_t*>(a.scales + layout.segments());
+  a.codes = static_cast<const char*>(args.rows.data) + row * quant_row_bytes(layout);
+  a.scales = reinterpret_cast<const float*>(a.codes + kRows * row_codes_bytes(layout));
+  a.starts = reinterpret_cast<const int32_t*>(a.scales + kRows * layout.segments());
   Vec total[kPanels][kRows][kPanelVecs] = {};
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
@@ -266,16 +256,16 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
       for (int p = 0; p < kPanels; ++p)
         start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
       if constexpr (kQuads) {
-        dot_steps_quads<kBits>(tile, a.codes, a.stride, codes, steps);
+        dot_steps_quads<kBits>(tile, a.codes, codes, steps);
       } else {
-        dot_steps_pairs<kBits>(tile, a.codes, a.stride, codes, steps);
+        dot_steps_pairs<kBits>(tile, a.codes, codes, steps);
       }
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p)
         add_panel(layout, group + p * codes.stride, a, tile.sum[p], total[p]);
-      ++a.scales;
-      ++a.sums;
-      a.codes += steps * QuantLayout::kStep * (kQuads ? 1 : 2);
+      a.scales += kRows;
+      a.starts += kRows;
+      a.codes += steps * kRows * (kQuads ? kQuadsStep : kPairsStep);
     }
   }
   for (int p = 0; p < kPanels; ++p)
@@ -349,12 +339,14 @@ void store_quant(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t p
   store_block<T>(out, row, rows, column, columns, block, kPanelWidth);
 }
 
-// Rows [rows.begin, rows.end) x panels [panels.begin, panels.end) of c, whose type is T or fp32.
+// Rows [rows.begin, rows.end), whole tiles, x panels [panels.begin, panels.end) of c, whose type is
+// T or fp32.
 template <class T>
 void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
   const bool floats = args.layout.activations == Activations::kFloat;
   const int64_t count = rows.end - rows.begin;
-  const int64_t tiles = ceil_div(count, floats ? kFloatRows : kQuantRows);
+  const int64_t tile_rows = floats ? kFloatRows : args.rows.tile_rows;
+  const int64_t tiles = ceil_div(count, tile_rows);
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
   const int64_t at_once = count == 1 && are_side_by_side(args.layout) ? kSideBySide : 1;
@@ -368,10 +360,8 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
     const int64_t left = panels.end - p;
     const int64_t together = ceil_div(left, ceil_div(left, at_once));
     for (int64_t t = 0; t < tiles; ++t) {
-      // Tiles that differ by at most one row: small ones hide less latency.
-      const Slice tile = split(count, tiles, t);
-      const int64_t row = rows.begin + tile.begin;
-      const int64_t size = tile.end - tile.begin;
+      const int64_t row = rows.begin + t * tile_rows;
+      const int64_t size = rows.end - row < tile_rows ? rows.end - row : tile_rows;
       codes.ahead = codes.at + (tiles > 1 ? bytes + t * steps * codes.ahead_step : 0);
       quant_block(args, row, size, together, codes, scratch);
       for (int64_t i = 0; i < together; ++i)

@@ -87,12 +87,27 @@ CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros)
   return CodeKind::kFp8;
 }
 
+// Items of whole tiles of equal size.
+struct ItemTiles {
+  int64_t rows, tile_rows;
+
+  ItemTiles(const QuantLayout& layout, int64_t m) {
+    const KernelTable& table = kernels();
+    const int64_t most = item_rows(m, kCacheBytes / table.quant_row_bytes(layout));
+    const int64_t wanted = std::min(m, most);
+    const bool floats = layout.activations == Activations::kFloat;
+    const int64_t tiles = ceil_div(wanted, floats ? 1 : table.quant_tile_rows);
+    tile_rows = ceil_div(wanted, tiles);
+    rows = tiles * tile_rows;
+  }
+};
+
 void run_product(const QuantizedWeight& weight, DType dtype, const QuantGemmArgs& args) {
   const KernelTable& table = kernels();
-  const GemmShape shape{args.m, weight.layout.n, weight.layout.k,
+  const int64_t m = args.rows.m;
+  const GemmShape shape{m, weight.layout.n, weight.layout.k,
                         ceil_div(weight.layout.n, table.panel_width), 1};
-  const int64_t fitting = kCacheBytes / table.quant_row_bytes(weight.layout);
-  const GemmPlan plan = plan_gemm(shape, item_rows(args.m, fitting), at::get_num_threads());
+  const GemmPlan plan = plan_gemm(shape, ItemTiles(weight.layout, m).rows, at::get_num_threads());
   const auto run_item = [=, gemm = table.quant_gemm](int64_t item, float* scratch) {
     gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
   };
@@ -101,6 +116,11 @@ void run_product(const QuantizedWeight& weight, DType dtype, const QuantGemmArgs
 
 at::Tensor row_buffer(const QuantLayout& layout, int64_t m) {
   return at::empty({m, kernels().quant_row_bytes(layout)}, at::kByte);
+}
+
+QuantRows rows_in(const at::Tensor& buffer, const QuantLayout& layout) {
+  const int64_t m = buffer.size(0);
+  return {buffer.data_ptr(), m, ItemTiles(layout, m).tile_rows};
 }
 
 int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
@@ -139,18 +159,17 @@ void run_quantized(const PackedLinear& weight, const at::Tensor& a,
       quantized.channels.defined() ? quantized.channels.const_data_ptr<int32_t>() : nullptr;
   rows_args.static_scale = &quantized.static_scale;
   rows_args.static_zero = &quantized.static_zero;
-  rows_args.rows = rows.data_ptr();
+  rows_args.rows = rows_in(rows, quantized.layout);
   parallel_slices(m, row_grain(weight.k),
                   [=](Slice slice) { kernels().quantize_rows(dtype, rows_args, slice); });
   QuantGemmArgs args{};
   args.layout = quantized.layout;
-  args.rows = rows.const_data_ptr();
+  args.rows = rows_args.rows;
   args.packed = weight.packed.const_data_ptr();
   args.bias = bias ? bias->const_data_ptr() : nullptr;
   args.c = c.data_ptr();
   args.c_stride = rows_of(c, "output").stride;
   args.float_output = c.scalar_type() != a.scalar_type();
-  args.m = m;
   run_product(quantized, dtype, args);
 }
 
@@ -302,18 +321,18 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
   TORCH_CHECK_VALUE(a_scales.numel() == 1 || a_scales.numel() == m, "activation scales have shape ",
                     a_scales.sizes(), ", expected one, or one per row of ", m, ".");
   const at::Tensor rows = row_buffer(quantized.layout, m);
-  QuantGivenArgs given{quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
-                       scales,           a_scales.numel() == 1 ? 0 : 1, rows.data_ptr()};
+  QuantGivenArgs given{
+      quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
+      scales,           a_scales.numel() == 1 ? 0 : 1, rows_in(rows, quantized.layout)};
   parallel_slices(m, row_grain(weight.k),
                   [=](Slice slice) { kernels().quantize_given(given, slice); });
   QuantGemmArgs args{};
   args.layout = quantized.layout;
-  args.rows = rows.const_data_ptr();
+  args.rows = given.rows;
   args.packed = weight.packed.const_data_ptr();
   args.bias = bias ? bias->const_data_ptr() : nullptr;
   args.c = out.data;
   args.c_stride = out.stride;
-  args.m = m;
   at::Tensor row_shift;
   if (azp) {
     if (StepRecording* recording = StepRecording::current())

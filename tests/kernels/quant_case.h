@@ -26,6 +26,18 @@ struct IntegerRow {
   std::vector<double> scales;  // per k as well
 };
 
+// Activations as the kernels keep them.
+struct QuantizedRows {
+  std::vector<unsigned char> bytes;
+  QuantRows rows;
+
+  QuantizedRows(const KernelTable& table, const QuantLayout& layout, int64_t m, int64_t tile_rows)
+      : bytes(static_cast<size_t>(m * table.quant_row_bytes(layout)), 0xa5) {
+    if (layout.activations == Activations::kFloat) tile_rows = 1;
+    rows = {bytes.data(), m, std::min(tile_rows, table.quant_tile_rows)};
+  }
+};
+
 struct QuantProblem {
   QuantLayout layout;
   DType type;  // of activations, bias and output
@@ -125,27 +137,24 @@ struct QuantProblem {
     return packed;
   }
 
-  std::vector<unsigned char> quantize(const KernelTable& table) const {
-    const int64_t bytes = m * table.quant_row_bytes(layout);
-    std::vector<unsigned char> rows(static_cast<size_t>(bytes), 0xa5);
+  QuantizedRows quantize(const KernelTable& table, int64_t tile_rows) const {
+    QuantizedRows to(table, layout, m, tile_rows);
     const QuantRowsArgs args{layout,         x.data(),      x.stride(),   channels_in,
-                             channel_list(), &static_scale, &static_zero, rows.data()};
+                             channel_list(), &static_scale, &static_zero, to.rows};
     for (int64_t r = m - 1; r >= 0; --r) table.quantize_rows(type, args, {r, r + 1});
-    return rows;
+    return to;
   }
 
-  QuantGemmArgs gemm_args(const std::vector<unsigned char>& rows,
-                          const std::vector<unsigned char>& packed, Buffer& c,
-                          bool with_bias) const {
+  QuantGemmArgs gemm_args(const QuantizedRows& rows, const std::vector<unsigned char>& packed,
+                          Buffer& c, bool with_bias) const {
     QuantGemmArgs args{};
     args.layout = layout;
-    args.rows = rows.data();
+    args.rows = rows.rows;
     args.packed = packed.data();
     args.bias = with_bias ? bias.data() : nullptr;
     args.c = c.data();
     args.c_stride = c.stride();
     args.float_output = c.type() != type;
-    args.m = m;
     return args;
   }
 

@@ -78,8 +78,9 @@ void test_threads_get_equal_shares() {
         const double share = static_cast<double>(m * shape.panels) / static_cast<double>(threads);
         const double most =
             static_cast<double>(*std::max_element(load.begin(), load.end())) / share;
-        expect(most < 1.1, "%lld x %lld x %lld on %lld threads: one has %.2f shares",
-               static_cast<long long>(m), static_cast<long long>(n), static_cast<long long>(k),
+        expect(most < (threads <= 2 ? 1.03 : 1.1),
+               "%lld x %lld x %lld on %lld threads: one has %.2f shares", static_cast<long long>(m),
+               static_cast<long long>(n), static_cast<long long>(k),
                static_cast<long long>(threads), most);
       }
 }

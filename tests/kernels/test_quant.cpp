@@ -19,24 +19,27 @@ std::string label_of(const QuantProblem& problem) {
       static_cast<long long>(layout.group), problem.channels.empty() ? "" : " act-order");
 }
 
-void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_t row_step,
+void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_t tiles,
          int64_t panel_step) {
+  const int64_t m = args.rows.m;
+  const int64_t row_step = tiles * args.rows.tile_rows;
   Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
   const int64_t panels = ceil_div(args.layout.n, table.panel_width);
-  for (int64_t r = 0; r < args.m; r += row_step)
+  for (int64_t r = 0; r < m; r += row_step)
     for (int64_t p = 0; p < panels; p += panel_step)
-      table.quant_gemm(type, args, {r, std::min(r + row_step, args.m)},
+      table.quant_gemm(type, args, {r, std::min(r + row_step, m)},
                        {p, std::min(p + panel_step, panels)}, static_cast<float*>(scratch.data()));
   scratch.check_guards("quant scratch");
 }
 
 // Every output against the sum of exact integer products, one per segment: each is scaled with two
 // roundings and added with one.
-void check_product(const KernelTable& table, const QuantProblem& problem, bool with_bias) {
+void check_product(const KernelTable& table, const QuantProblem& problem, int64_t tile_rows,
+                   bool with_bias) {
   const QuantLayout& layout = problem.layout;
   const std::string label = label_of(problem);
   const std::vector<unsigned char> packed = problem.pack(table);
-  const std::vector<unsigned char> rows = problem.quantize(table);
+  const QuantizedRows rows = problem.quantize(table, tile_rows);
   Buffer c(problem.type, problem.m, layout.n, layout.n + 5);
   const QuantGemmArgs args = problem.gemm_args(rows, packed, c, with_bias);
   Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
@@ -80,12 +83,13 @@ void test_quant_gemm_is_the_integer_definition() {
               if (group > k) continue;
               ++turn;
               const int64_t m = turn % 14 + 1;
+              const int64_t tile_rows = turn / 14 % table.quant_tile_rows + 1;
               // One row takes up to four panels side by side, and five as three and two.
               const int64_t halves = m == 1 ? turn / 14 % 9 + 1 : turn % 3 + 1;
               const int64_t n = halves * width / 2 + turn % 4;
               const QuantLayout layout{bits, zero, kTypes[turn % 3], activations, n, k, group};
               check_product(table, QuantProblem(layout, kTypes[turn / 3 % 3], m, turn % 5 == 0),
-                            turn % 2 == 0);
+                            tile_rows, turn % 2 == 0);
             }
           }
         }
@@ -112,7 +116,7 @@ void test_fp8_gemm_matches_reference() {
                              k,
                              group};
           layout.kind = CodeKind::kFp8;
-          check_product(table, QuantProblem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0),
+          check_product(table, QuantProblem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0), 1,
                         turn % 2 == 0);
         }
       }
@@ -133,7 +137,7 @@ void test_fp8_codes_are_exact() {
     }
     for (int64_t r = 0; r < problem.m; ++r) problem.x.set(r, 0, 1.0);
     const std::vector<unsigned char> packed = problem.pack(table);
-    const std::vector<unsigned char> rows = problem.quantize(table);
+    const QuantizedRows rows = problem.quantize(table, 1);
     for (int64_t row_step : {1, 5}) {  // decoded in registers, and ahead
       Buffer out(DType::kFloat32, problem.m, layout.n);
       run(table, problem.type, problem.gemm_args(rows, packed, out, false), row_step, 1);
@@ -163,7 +167,7 @@ void test_quant_gemm_survives_extremes() {
             for (int64_t r = 0; r < problem.m; ++r)
               for (int64_t i = 0; i < k; ++i)
                 problem.x.set(r, i, r == 0 ? -1e6 : r == 1 ? 1e6 : i % 2 ? 1e6 : -1e6);
-            check_product(table, problem, false);
+            check_product(table, problem, 3, false);
           }
         }
       }
@@ -182,16 +186,17 @@ void test_quant_row_does_not_depend_on_its_batch() {
             bits, zero, DType::kBFloat16, activations, 7 * table.panel_width / 2 + 1, 300, 64};
         const QuantProblem problem(layout, DType::kBFloat16, 29);
         const std::vector<unsigned char> packed = problem.pack(table);
-        const std::vector<unsigned char> rows = problem.quantize(table);
         Buffer together(problem.type, problem.m, layout.n),
             apart(problem.type, problem.m, layout.n);
-        run(table, problem.type, problem.gemm_args(rows, packed, together, true), problem.m, 100);
-        for (int64_t row_step : {1, 2, 3, 5, 12}) {
+        QuantizedRows rows = problem.quantize(table, 1);
+        run(table, problem.type, problem.gemm_args(rows, packed, together, true), 1, 100);
+        for (int64_t tile_rows : {2, 3, 5, 12}) {
           apart = Buffer(problem.type, problem.m, layout.n);
-          run(table, problem.type, problem.gemm_args(rows, packed, apart, true), row_step,
-              row_step % 3 + 1);
+          rows = problem.quantize(table, tile_rows);
+          run(table, problem.type, problem.gemm_args(rows, packed, apart, true), tile_rows % 2 + 1,
+              tile_rows % 3 + 1);
           expect(together == apart, "%s: rows by %lld differ", label_of(problem).c_str(),
-                 static_cast<long long>(row_step));
+                 static_cast<long long>(tile_rows));
         }
       }
     }
@@ -204,27 +209,30 @@ void test_quant_gemm_touches_only_its_rows_and_panels() {
   for_each_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (Activations activations : kActivations) {
-      const QuantLayout layout{
-          8, ZeroKind::kMiddle, DType::kFloat32, activations, 3 * width - 1, 70, 70};
-      QuantProblem problem(layout, DType::kFloat32, 5);
-      problem.x.set(2, 60, HUGE_VAL);  // stays in its row
-      problem.x.set(3, 4, std::nan(""));
-      const std::vector<unsigned char> packed = problem.pack(table);
-      const std::vector<unsigned char> rows = problem.quantize(table);
-      Buffer out(DType::kFloat32, problem.m, layout.n, layout.n + 2);
-      Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
-      table.quant_gemm(DType::kFloat32, problem.gemm_args(rows, packed, out, false), {1, 4}, {1, 2},
-                       static_cast<float*>(scratch.data()));
-      const bool is_static =
-          activations == Activations::kInt8Static || activations == Activations::kInt8StaticAzp;
-      for (int64_t r = 0; r < problem.m; ++r)
-        for (int64_t column = 0; column < layout.n; ++column) {
-          const bool mine = r >= 1 && r < 4 && column >= width && column < 2 * width;
-          if (!mine) expect(out.untouched(r, column), "wrote outside its rows and panels");
-          if (mine && !is_static)
-            expect(std::isnan(out.get(r, column)) == (r >= 2), "%s: NaN moved to or from row %lld",
-                   name_of(activations), static_cast<long long>(r));
-        }
+      for (int64_t tile_rows : {1, 3}) {
+        const QuantLayout layout{
+            8, ZeroKind::kMiddle, DType::kFloat32, activations, 3 * width - 1, 70, 70};
+        QuantProblem problem(layout, DType::kFloat32, 7);
+        problem.x.set(4, 60, HUGE_VAL);  // stays in its row
+        problem.x.set(5, 4, std::nan(""));
+        const std::vector<unsigned char> packed = problem.pack(table);
+        const QuantizedRows rows = problem.quantize(table, tile_rows);
+        Buffer out(DType::kFloat32, problem.m, layout.n, layout.n + 2);
+        Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+        table.quant_gemm(DType::kFloat32, problem.gemm_args(rows, packed, out, false), {3, 6},
+                         {1, 2}, static_cast<float*>(scratch.data()));
+        const bool is_static =
+            activations == Activations::kInt8Static || activations == Activations::kInt8StaticAzp;
+        for (int64_t r = 0; r < problem.m; ++r)
+          for (int64_t column = 0; column < layout.n; ++column) {
+            const bool mine = r >= 3 && r < 6 && column >= width && column < 2 * width;
+            if (!mine) expect(out.untouched(r, column), "wrote outside its rows and panels");
+            if (mine && !is_static)
+              expect(std::isnan(out.get(r, column)) == (r >= 4),
+                     "%s: NaN moved to or from row %lld", name_of(activations),
+                     static_cast<long long>(r));
+          }
+      }
     }
   });
 }
@@ -239,9 +247,9 @@ void test_quant_rows_of_nothing_are_zero() {
         QuantProblem problem(layout, DType::kFloat32, 2);
         for (int64_t i = 0; i < 40; ++i) problem.x.set(1, i, i % 2 ? tiny : -tiny);
         const std::vector<unsigned char> packed = problem.pack(table);
-        const std::vector<unsigned char> rows = problem.quantize(table);
+        const QuantizedRows rows = problem.quantize(table, 2);
         Buffer out(DType::kFloat32, problem.m, layout.n);
-        run(table, problem.type, problem.gemm_args(rows, packed, out, false), 2, 1);
+        run(table, problem.type, problem.gemm_args(rows, packed, out, false), 1, 1);
         for (int64_t column = 0; column < layout.n; ++column)
           expect(out.get(1, column) == 0.0f && out.get(0, column) != 0.0f, "%s: %g",
                  name_of(activations), static_cast<double>(out.get(1, column)));
@@ -269,9 +277,9 @@ void test_quant_given_codes_and_shifts() {
           scales.push_back(static_cast<float>(random.uniform(0.1, 2)));
         for (int64_t r = 0; r < m; ++r) shifts.push_back(static_cast<float>(random.uniform(-9, 9)));
         for (int64_t i = 0; i < n; ++i) adjust.push_back(static_cast<float>(random.uniform(-9, 9)));
-        std::vector<unsigned char> rows(static_cast<size_t>(m * table.quant_row_bytes(layout)));
+        const QuantizedRows rows(table, layout, m, 5);
         const QuantGivenArgs given{layout,        codes.data(), k + 3,
-                                   scales.data(), scale_stride, rows.data()};
+                                   scales.data(), scale_stride, rows.rows};
         table.quantize_given(given, {0, 3});
         table.quantize_given(given, {3, m});
         const std::vector<unsigned char> packed = problem.pack(table);
@@ -279,7 +287,7 @@ void test_quant_given_codes_and_shifts() {
         QuantGemmArgs args = problem.gemm_args(rows, packed, c, true);
         args.row_shift = shifts.data();
         args.column_shift = adjust.data();
-        run(table, problem.type, args, 5, 2);
+        run(table, problem.type, args, 1, 2);
         Compare compare(DType::kFloat32, "given");
         for (int64_t r = 0; r < m; ++r)
           for (int64_t column = 0; column < n; ++column) {
