@@ -242,17 +242,17 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     const int64_t in_block = block_size - offset;
     const int64_t count = end - first < in_block ? end - first : in_block;
     const KvBlock<Code> block(cache, blocks[first / block_size], item.kv_head);
-    // Keys are read across the page, too far apart for the hardware to fetch ahead, and pages lie
-    // anywhere: so the next page is fetched while this one is computed.  After an item's last page
-    // the first one of what the thread computes next gained nothing (64 requests of 192 tokens, Zen
-    // 5): there a quarter of what is fetched lies behind the tokens of half-filled pages.
+    // Pages lie anywhere and are too short for the hardware to fetch ahead: so the next page is
+    // fetched while this one is computed, of its keys those that are there.  After an item's last
+    // page the first one of what the thread computes next gained nothing (64 requests of 192
+    // tokens, Zen 5).
     KvBlock<Code> next{};
-    if (count == in_block && first + count < item_end)
+    const int64_t tokens_ahead = item_end - (first + count);
+    if (count == in_block && tokens_ahead > 0)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
-    multiply_panel(item.row_count, round_up(count, kWholeColumns<Code>),
-                   operand<Code>(scratch.query), kStretch<Code> * head_dim,
-                   block.key + panel_offset<Code>(0, offset, block_size), block_size, head_dim,
-                   scratch.scores, block_size, false, next.key);
+    multiply_columns(item.row_count, round_up(count, kWholeColumns<Code>),
+                     operand<Code>(scratch.query), kStretch<Code> * head_dim, block.key, 0, offset,
+                     head_dim, scratch.scores, block_size, false, next.key.at, tokens_ahead);
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
@@ -267,10 +267,9 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
         to_int16_row(scores, count);
       }
     }
-    multiply_panel(item.row_count, head_dim, operand<Code>(scratch.scores),
-                   kStretch<Code> * block_size,
-                   block.value + panel_offset<Code>(offset, 0, head_dim), head_dim, count,
-                   scratch.part.out, head_dim, true, next.value);
+    multiply_columns(item.row_count, head_dim, operand<Code>(scratch.scores),
+                     kStretch<Code> * block_size, block.value, offset, 0, count, scratch.part.out,
+                     head_dim, true, next.value.at, head_dim);
     first += count;
   }
 }

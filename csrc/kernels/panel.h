@@ -322,36 +322,70 @@ CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
   }
 }
 
-// c[rows][columns] (+)= a[rows][depth] * panel; columns is a multiple of kWholeColumns<T>.  With
-// `next`, as much memory from there on is fetched into L2 meanwhile as the panel takes.
+// c[rows][columns] (+)= a[rows][depth] * panel; columns is kPanelWidth or a multiple of
+// kWholeColumns<T> below it.  With `next`, as much memory from there on is fetched into L2
+// meanwhile as the panel takes.
 // Chains outside of tiles, so that a part of the panel stays in L1 for all rows, lost 2 to 7 % on
 // Zen 5: a tile that goes on to the panel's end is a stream that the hardware fetches ahead.
 template <class A, class T>
 void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
                     int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
                     const T* next) {
-  constexpr int64_t kPair = kPairing<T>;
   const int64_t tiles = ceil_div(rows, kMaxRows);
   Ahead none{};
   Ahead ahead{reinterpret_cast<const char*>(next), next ? kStepBytes<T> / tiles : 0};
   for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
     const A* left = a + row * a_stride;
     float* out = c + row * c_stride;
-    int64_t n = 0;
-    for (; n + kPanelWidth <= columns; n += kPanelWidth) {
-      if (next && tiles == 1) {
-        multiply_rows<Fetch::kEvenly, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride,
-                                                  depth, out + n, c_stride, accumulate, ahead);
-      } else {
-        multiply_rows<Fetch::kInBursts, kPanelVecs>(count, left, a_stride, b + n * kPair, b_stride,
-                                                    depth, out + n, c_stride, accumulate, ahead);
-      }
+    if (columns < kPanelWidth) {
+      if constexpr (kWholeColumns<T> == kLanes)
+        multiply_rows<Fetch::kInBursts, 1>(count, left, a_stride, b, b_stride, depth, out, c_stride,
+                                           accumulate, none);
+    } else if (next && tiles == 1) {
+      multiply_rows<Fetch::kEvenly, kPanelVecs>(count, left, a_stride, b, b_stride, depth, out,
+                                                c_stride, accumulate, ahead);
+    } else {
+      multiply_rows<Fetch::kInBursts, kPanelVecs>(count, left, a_stride, b, b_stride, depth, out,
+                                                  c_stride, accumulate, ahead);
     }
-    if constexpr (kWholeColumns<T> == kLanes)
-      for (; n < columns; n += kLanes)
-        multiply_rows<Fetch::kInBursts, 1>(count, left, a_stride, b + n * kPair, b_stride, depth,
-                                           out + n, c_stride, accumulate, none);
   });
+}
+
+// `depth` rows of `columns` columns as panels one after the other, the last one as narrow as what
+// is left; both are multiples of 16.
+template <class T>
+struct PanelBuffer {
+  T* at;
+  int64_t depth, columns;
+
+  // Of the panel that holds a column.
+  CPU_BACKEND_INLINE int64_t first(int64_t column) const {
+    return column / kPanelWidth * kPanelWidth;
+  }
+  CPU_BACKEND_INLINE int64_t width(int64_t column) const {
+    const int64_t left = columns - first(column);
+    return left < kPanelWidth ? left : kPanelWidth;
+  }
+  CPU_BACKEND_INLINE int64_t offset(int64_t k, int64_t column) const {
+    return first(column) * depth + panel_offset<T>(k, column - first(column), width(column));
+  }
+};
+
+// c[rows][count] (+)= a[rows][depth] * rows k, k + 1, ... and columns `column`, ... of b; column is
+// a multiple of 16, count one of kWholeColumns<T>.  Meanwhile the same part of the buffer
+// at `next`, if any, is fetched into L2, but for panels from column `next_columns` on.
+template <class A, class T>
+void multiply_columns(int64_t rows, int64_t count, const A* a, int64_t a_stride,
+                      const PanelBuffer<T>& b, int64_t k, int64_t column, int64_t depth, float* c,
+                      int64_t c_stride, bool accumulate, const T* next, int64_t next_columns) {
+  for (int64_t done = 0, now; done < count; done += now) {
+    const int64_t at = column + done;
+    const int64_t in_panel = b.first(at) + b.width(at) - at;
+    now = count - done < in_panel ? count - done : in_panel;
+    const int64_t offset = b.offset(k, at);
+    multiply_panel(rows, now, a, a_stride, b.at + offset, b.width(at), depth, c + done, c_stride,
+                   accumulate, next && at < next_columns ? next + offset : nullptr);
+  }
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

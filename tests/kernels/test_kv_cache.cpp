@@ -5,6 +5,15 @@
 namespace cpu_backend::test {
 namespace {
 
+// Where (row, column) of keys or values lies in a page: panels, the last one as narrow as the rest.
+int64_t place_in_panels(const KernelTable& table, Words words, int64_t row, int64_t column,
+                        int64_t depth, int64_t columns) {
+  const int64_t panel = table.panel_width;
+  const int64_t before = column / panel * panel;
+  const int64_t width = std::min(columns - before, panel);
+  return before * depth + documented_offset(table, words, row, column - before, width);
+}
+
 struct Case {
   DType type;
   int block_size, head_dim;
@@ -54,8 +63,8 @@ void check_case(const KernelTable& table, const Case& c) {
     for (int64_t h = 0; h < kHeads; ++h) {
       const int64_t row = slot / n * kHeads + h;
       for (int64_t i = 0; i < d; ++i) {
-        const int64_t k = documented_offset(table, words_of(c.type), i, slot % n, n);
-        const int64_t v = half + documented_offset(table, words_of(c.type), slot % n, i, d);
+        const int64_t k = place_in_panels(table, words_of(c.type), i, slot % n, d, n);
+        const int64_t v = half + place_in_panels(table, words_of(c.type), slot % n, i, n, d);
         const bool ok = t < 0
                             ? cache.untouched(row, k) && cache.untouched(row, v)
                             : cache.bits(row, k) == (key.bits(t, h * head_stride + i) & mask) &&
@@ -138,8 +147,8 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
         for (int64_t i = 0; t >= 0 && i < d; ++i) x.push_back(rows[side].get(t, h * (d + 3) + i));
         const float by = kv == KvType::kInt8 ? int8_scale_of(x) : scale[side];
         for (int64_t i = 0; i < d; ++i) {
-          const int64_t at = side == 0 ? documented_offset(table, words, i, slot % n, n)
-                                       : n * d + documented_offset(table, words, slot % n, i, d);
+          const int64_t at = side == 0 ? place_in_panels(table, words, i, slot % n, d, n)
+                                       : n * d + place_in_panels(table, words, slot % n, i, n, d);
           if (t >= 0 && std::isnan(by)) continue;  // any codes: the scale says it
           const uint32_t expected = t < 0 ? old[at] : code_of(kv, x[static_cast<size_t>(i)], by);
           if (!expect(got[at] == expected, "%s: slot %lld side %d channel %lld is %02x, not %02x",

@@ -10,11 +10,11 @@ import torch
 from cpu_backend import ops
 from cpu_backend.attention.backend import halves as halves_of_bytes
 from tests.ops.attention_case import Cache, Case, Shape, halves, make_case, plan
-from tests.reference.attention import Masking, in_pairs, page
+from tests.reference.attention import Masking, in_panels, page
 
 WRITE = "cpu_attn_reshape_and_cache"
-# Of 32-bit numbers in a vector, where words hold two columns; else they hold two rows.
-LANES = {"scalar": 4, "avx2": 8, "avx2_vnni": 8}.get(ops.load().target)
+# Numbers of 32 bits in a vector.
+LANES = {"scalar": 4, "avx2": 8, "avx2_vnni": 8}.get(ops.load().target, 16)
 
 
 def write(
@@ -193,7 +193,7 @@ def test_fp8_codes_are_those_of_torch(kind: torch.dtype, dtype: torch.dtype) -> 
     for block in range(32):
         for head in range(16):
             blank[0] = expected[block, head]
-            assert torch.equal(values[block, head].reshape(-1), in_pairs(blank, LANES).reshape(-1))
+            assert torch.equal(values[block, head].reshape(-1), in_panels(blank, LANES))
 
 
 def test_quantized_caches_refuse_what_does_not_fit() -> None:

@@ -57,22 +57,23 @@ def attend(
     return torch.einsum("hij,jhd->ihd", weights, value)
 
 
-def in_pairs(panel: torch.Tensor, lanes: int | None) -> torch.Tensor:
-    """A panel [rows, columns] in the order of numbers that share a word (csrc/kernels/panel.h).
+def in_panels(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
+    """A matrix [rows, columns] in the order of csrc/kernels/panel.h, flat: panels of two vectors
+    of `lanes` numbers, the last one as narrow as what is left.
 
-    A word holds columns that are `lanes` apart, the numbers of a vector, or else two rows.
+    Numbers of less than 32 bits, but for fp16, share a word with the one in the next row or, where
+    vectors have less than 16 lanes, `lanes` columns further.
     """
-    if lanes is None:
-        return panel.unflatten(0, (-1, 2)).transpose(1, 2)
-    return panel.unflatten(1, (-1, 2, lanes)).transpose(2, 3)
-
-
-def page(key: torch.Tensor, value: torch.Tensor, lanes: int | None) -> torch.Tensor:
-    """key, value [block_size, dim] of one head in the order of a cache page, flat.
-
-    Keys are stored by channel and values by token; bf16 in pairs.
-    """
-    panels = [key.T, value]
-    if key.dtype == torch.bfloat16:
-        panels = [in_pairs(panel, lanes) for panel in panels]
+    panels = matrix.split(2 * lanes, 1)
+    if matrix.dtype in (torch.bfloat16, torch.uint8):
+        if lanes < 16:
+            panels = [panel.unflatten(1, (2, lanes)).transpose(1, 2) for panel in panels]
+        else:
+            panels = [panel.unflatten(0, (-1, 2)).transpose(1, 2) for panel in panels]
     return torch.cat([panel.reshape(-1) for panel in panels])
+
+
+def page(key: torch.Tensor, value: torch.Tensor, lanes: int) -> torch.Tensor:
+    """key, value [block_size, dim] of one head in the order of a cache page, flat: keys by channel,
+    then values by token."""
+    return torch.cat([in_panels(key.T, lanes), in_panels(value, lanes)])
