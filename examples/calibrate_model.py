@@ -5,7 +5,7 @@
 SOURCE is a folder with a checkpoint, TEXT a file of the kind of text that the model will work on; a
 few samples of 256 tokens are taken from its start.  Runs on CPUs, in an environment of its own with
 `pip install llmcompressor` or `pip install gptqmodel`, whichever the scheme needs.  On two cores
-GPTQModel 7.7 wants GPTQMODEL_CPU_WORKERS=2.
+GPTQModel 7.7 wants GPTQMODEL_CPU_WORKERS=2, and AWQ takes it a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ GROUP = 64  # channels that share a scale: small models need small groups
 
 PRESETS = {"w8a8": "W8A8", "fp8": "FP8_DYNAMIC", "fp8-block": "FP8_BLOCK"}
 LLMCOMPRESSOR = (*PRESETS, "w8a8-smooth", "w4a16", "w4a16-gptq")
+GPTQMODEL = ("gptq", "awq")
 
 
 def samples(tokenizer: Any, text: Path) -> list[dict[str, list[int]]]:
@@ -67,12 +68,13 @@ def with_llmcompressor(scheme: str, source: Path, target: Path, text: Path) -> N
     tokenizer.save_pretrained(target)
 
 
-def with_gptqmodel(source: Path, target: Path, text: Path) -> None:
-    """A GPTQ checkpoint."""
+def with_gptqmodel(scheme: str, source: Path, target: Path, text: Path) -> None:
+    """A GPTQ or AWQ checkpoint."""
     from gptqmodel import GPTQModel, QuantizeConfig
     from transformers import AutoTokenizer
 
-    config = QuantizeConfig(bits=4, group_size=GROUP, desc_act=False)
+    layout = {"quant_method": "awq", "format": "gemm"} if scheme == "awq" else {"desc_act": False}
+    config = QuantizeConfig(bits=4, group_size=GROUP, **layout)
     model = GPTQModel.load(str(source), config, device="cpu")
     model.quantize(samples(AutoTokenizer.from_pretrained(source), text), batch_size=1)
     model.save(str(target))
@@ -80,16 +82,14 @@ def with_gptqmodel(source: Path, target: Path, text: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scheme", choices=[*LLMCOMPRESSOR, "gptq"])
+    parser.add_argument("scheme", choices=[*LLMCOMPRESSOR, *GPTQMODEL])
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("text", type=Path)
     options = parser.parse_args()
     paths = (options.source, options.target, options.text)
-    if options.scheme == "gptq":
-        with_gptqmodel(*paths)
-    else:
-        with_llmcompressor(options.scheme, *paths)
+    quantize = with_gptqmodel if options.scheme in GPTQMODEL else with_llmcompressor
+    quantize(options.scheme, *paths)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kernels on the shapes of real models, beside the machine's limits of the same run.
 
-    python benchmarks/kernels [linear decode batch prefill] [--model M ...] [--dtype D ...]
-                              [--size N ...] [--isa ISA] [--budget SECONDS] ...
+    python benchmarks/kernels [linear onednn decode batch prefill] [--model M ...]
+                              [--dtype D ...] [--size N ...] [--isa ISA] [--budget SECONDS] ...
 
 Times the torch ops, so it measures what a model gets. Sizes are tokens of a linear layer, of a
 context or of a prompt. What the budget leaves no time for is said at the end.
@@ -19,7 +19,9 @@ from pathlib import Path
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("kernel", nargs="*", default=[], help="linear, decode, batch, prefill; all")
+    parser.add_argument(
+        "kernel", nargs="*", default=[], help="linear, onednn, decode, batch, prefill; all"
+    )
     parser.add_argument("--model", action="append", help="part of a model's name; all")
     parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--size", action="append", type=int, help="tokens; all")
@@ -64,6 +66,7 @@ def main() -> None:
     dtypes = [getattr(torch, d) for d in options.dtype or ["float32", "bfloat16", "float16"]]
     families = {
         "linear": (linear.works, linear.TOKENS),
+        "onednn": (linear.onednn_works, linear.TOKENS),
         "decode": (attention.decode_works, attention.CONTEXTS),
         "batch": (attention.batch_works, attention.BATCH_CONTEXTS),
         "prefill": (attention.prefill_works, attention.PROMPTS),
