@@ -66,8 +66,9 @@ void test_threads_get_equal_shares() {
                                {576, 1536},
                                {49152, 576},
                                {4096, 14336}})
-      for (int64_t threads : {1, 2, 4}) {
-        const GemmShape shape{m, n, k, ceil_div(n, 16), 1};
+      for (const auto& [threads, width] :
+           {std::pair<int64_t, int64_t>{1, 16}, {2, 16}, {4, 16}, {1, 32}, {2, 32}}) {
+        const GemmShape shape{m, n, k, ceil_div(n, width), 1};
         const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k, 2), threads);
         std::vector<int64_t> load(static_cast<size_t>(threads), 0);
         for (int64_t item = 0; item < plan.items(); ++item) {  // to the one that is free first
@@ -85,6 +86,18 @@ void test_threads_get_equal_shares() {
       }
 }
 const Registration c("gemm_plan/test_threads_get_equal_shares", test_threads_get_equal_shares);
+
+// 18 panels for two threads: about eight items, but all of the same size.
+void test_parts_are_equal_where_they_can_be() {
+  const GemmPlan plan = plan_gemm({1, 576, 576, 18, 1}, 4, 2);
+  for (int64_t item = 0; item < plan.items(); ++item) {
+    const Slice panels = plan.panels(item);
+    expect(panels.end - panels.begin == 3, "item %lld has %lld panels",
+           static_cast<long long>(item), static_cast<long long>(panels.end - panels.begin));
+  }
+}
+const Registration d("gemm_plan/test_parts_are_equal_where_they_can_be",
+                     test_parts_are_equal_where_they_can_be);
 
 }  // namespace
 }  // namespace cpu_backend::test
