@@ -78,10 +78,11 @@ static inline int64_t fair_parts(int64_t items, int64_t most, int64_t units, int
   constexpr int64_t kClearly = 64;  // smaller gains than a part in so many are none
   const int64_t limit = items + ceil_div(items, 2) < most ? items + ceil_div(items, 2) : most;
   int64_t best = items;
-  for (int64_t parts = items + 1; parts <= limit; ++parts)
+  const auto consider = [&](int64_t parts) {
     if (longest(parts) * kClearly < longest(best) * (kClearly - 1)) best = parts;
-  for (int64_t parts = items - 1; parts >= items - items / 4; --parts)
-    if (longest(parts) * kClearly < longest(best) * (kClearly - 1)) best = parts;
+  };
+  for (int64_t parts = items + 1; parts <= limit; ++parts) consider(parts);
+  for (int64_t parts = items - 1; parts >= items - items / 4; --parts) consider(parts);
   return best;
 }
 
