@@ -321,9 +321,12 @@ class Codes:
 class GroupScales:
     """What a group of ``size`` input channels and a column share.
 
-    scales [groups, out] of float32, bfloat16 or float16, kept as they are.  The weight is
-    scale * (code - zero) with ``zeros`` (whole numbers, same shape and dtype), scale * code + zero
-    with ``offsets`` as well, and scale * (code - 8), or 128, without.
+    scales [groups, out] of float32, bfloat16 or float16, kept as they are.  Without ``zeros`` the
+    weight is scale * (code - 8), or 128.  With them ``zero_kind`` says what they are:
+    "point"   whole numbers, shape and dtype of the scales: scale * (code - zero)
+    "offset"  any numbers, the same: scale * code + zero
+    "levels"  uint16 step + 256 * base, one row for every 32 channels, codes of 4 bits, groups of at
+              most 128 channels: scale * (step * code + base - 128), 15 * step + base <= 255
     channels: int32, the input channel of each position of the groups in turn, or -1 for none;
     only for weights whose groups are not neighbours (act-order).
     """
@@ -331,7 +334,7 @@ class GroupScales:
     scales: torch.Tensor
     size: int
     zeros: torch.Tensor | None = None
-    offsets: bool = False
+    zero_kind: str = "point"
     channels: torch.Tensor | None = None
 
 
@@ -341,9 +344,9 @@ def quantize_weight(
     """weight [out, in] of float32, bfloat16 or float16 to codes [out, in] uint8 and scales
     [out, groups] fp16, by the rules of csrc/kernels/quant_weight.h.
 
-    bits 8: weight = scale * (code - 128).  4: weight = scale * code + offset, with the offsets,
-    shaped like the scales, and the relative error (Frobenius norm).  Raises ValueError for a group
-    of more than 256 channels.
+    bits 8: weight = scale * (code - 128).  4: with levels [out, pieces of 32 channels] as in
+    GroupScales, and the relative error (Frobenius norm).  Raises ValueError for a group of more
+    than 256 channels, and of 4-bit codes that is neither a multiple of 32 nor all channels.
     """
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor, float] = (
         torch.ops.cpu_backend.quantize_weight(weight, bits, group)
@@ -384,7 +387,7 @@ class QuantizedLinear(PackedLinear):
             in_features,
             groups.scales,
             groups.zeros,
-            groups.offsets,
+            groups.zero_kind,
             groups.channels,
             groups.size,
             activations.kind,

@@ -21,6 +21,11 @@ enum class ZeroKind : int {
   kMiddle,  // nothing: weight = scale * (q - 2^(bits - 1))
   kPoint,   // a whole number: weight = scale * (q - zero), 0 <= zero <= 2^bits
   kOffset,  // any number: weight = scale * q + zero
+  // Two whole numbers for every QuantLayout::kLevelChannels channels, by which 4-bit codes stand
+  // for 8-bit ones: weight = scale * (step * q + base - 128), step >= 0, base >= 0, 15 * step +
+  // base <= 255.  Groups have at most 128 channels; where there are several, a multiple of
+  // kLevelChannels.
+  kLevels,
 };
 
 // How activations become integers before they meet the codes.
@@ -40,6 +45,7 @@ struct QuantLayout {
   static constexpr int64_t kStep = 8;
   // At most so many steps of 16-bit activations and 8-bit codes sum to less than 2^31.
   static constexpr int64_t kSegmentSteps = 16;
+  static constexpr int64_t kLevelChannels = 32;
 
   int bits;  // 4 or 8
   ZeroKind zero;
@@ -73,6 +79,16 @@ struct QuantLayout {
   CPU_BACKEND_MEMBER int64_t segments() const {
     return (groups() - 1) * segments_of(group) + segments_of(last_group());
   }
+
+  // What meets the activations: kLevels is multiplied as the 8-bit codes that it stands for.
+  CPU_BACKEND_MEMBER QuantLayout multiplied() const {
+    QuantLayout layout = *this;
+    if (zero == ZeroKind::kLevels) {
+      layout.bits = 8;
+      layout.zero = ZeroKind::kMiddle;
+    }
+    return layout;
+  }
 };
 
 // Where the codes of an unpacked weight lie.
@@ -93,22 +109,22 @@ struct QuantPackArgs {
   const int32_t* channels;     // the source channel of each k, or -1 for none; null: k itself
   ConstData scales;            // [groups, n], of layout.scale_type
   int64_t scale_group_stride, scale_n_stride;
-  ConstData zeros;  // the same, with kPoint and kOffset
+  ConstData zeros;  // the same, with kPoint and kOffset; kLevels: uint16 step + 256 * base
   int64_t zero_group_stride, zero_n_stride;
   Data packed;
 };
 
 // A weight [rows, size] as codes with a scale per row and group of channels
-// (kernels/quant_weight.h): scale * (code - 128) with 8 bits, scale * code + offset with 4.
+// (kernels/quant_weight.h): scale * (code - 128) with 8 bits, ZeroKind::kLevels with 4.
 struct QuantWeightArgs {
   int bits;
-  int64_t group;  // channels, at most kMostGroup
+  int64_t group;  // channels, at most kMostGroup; 4 bits: as kLevels has them
   ConstData x;    // of the storage type
   int64_t x_stride, size;
-  uint8_t* codes;   // [rows, size]
-  Data scales;      // fp16 [rows, groups]
-  Data offsets;     // 4 bits: the same
-  double* squares;  // 4 bits: [rows][2], the sums of squared errors and of squares
+  uint8_t* codes;    // [rows, size]
+  Data scales;       // fp16 [rows, groups]
+  uint16_t* levels;  // 4 bits: [rows, pieces of kLevelChannels], step + 256 * base
+  double* squares;   // 4 bits: [rows][2], the sums of squared errors and of squares
 
   static constexpr int64_t kMostGroup = 256;
 };
@@ -122,8 +138,8 @@ struct QuantRows {
 
 // Turns rows of activations into the integers that quant_gemm() reads.
 struct QuantRowsArgs {
-  QuantLayout layout;
-  ConstData x;  // [m, channels] of the storage type
+  QuantLayout layout;  // QuantLayout::multiplied()
+  ConstData x;         // [m, channels] of the storage type
   int64_t x_stride;
   int64_t channels_in;         // columns of x
   const int32_t* channels;     // as in QuantPackArgs

@@ -89,8 +89,8 @@ const KernelTable kTable = {
     [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
     },
-    quant_scratch_floats(),
     kQuantRows,
+    quant_scratch_floats,
     quant_packed_bytes,
     quant_row_bytes,
     pack_quant,

@@ -30,8 +30,8 @@ struct KernelTable {
   void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
 
-  int64_t quant_scratch_floats;
   int64_t quant_tile_rows;  // at most
+  int64_t (*quant_scratch_floats)(const QuantLayout&);
   int64_t (*quant_packed_bytes)(const QuantLayout&);
   int64_t (*quant_row_bytes)(const QuantLayout&);
   void (*pack_quant)(const QuantPackArgs&, Slice panels);

@@ -8,6 +8,7 @@
 //           group that is the whole product, so W8A8 is its integer definition.  Segments are added
 //           in fp32 in the order of k; bias is added in fp32; one rounding, on store.  kOffset:
 //           a_scale * scale * dot + a_scale * sum * zero, the last product in fp32.
+//           kLevels: the product of the 8-bit codes that kernels/quant_levels.h makes.
 // Registers codes are unpacked by mask and shift where they are used: 2 instructions for the 32
 //           products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, shared by all
 //           rows of the tile.
@@ -18,15 +19,11 @@
 #include "isa/dot.h"
 #include "kernels/gemm.h"
 #include "kernels/quant_float.h"
+#include "kernels/quant_levels.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
 
 namespace CPU_BACKEND_NAMESPACE {
-
-typedef uint16_t VecHalves __attribute__((vector_size(kVectorBytes)));
-
-// Shifts both halves of each lane.
-CPU_BACKEND_INLINE VecU shift_halves(VecU x, int bits) { return (VecU)((VecHalves)x >> bits); }
 
 template <int kRows, int kPanels>
 struct IntTile {
@@ -40,22 +37,20 @@ struct TileCodes {
   int64_t stride;
   const char* ahead;
   int64_t ahead_step;
+  bool alone;      // the only tile of these codes, which it must wait for
+  char* expanded;  // where a group with levels becomes 8-bit codes; null: it need not
 
   CPU_BACKEND_INLINE const uint32_t* words(int panel) const {
     return reinterpret_cast<const uint32_t*>(at + panel * stride);
   }
-  CPU_BACKEND_INLINE void next_step(int bits) {
+  CPU_BACKEND_INLINE void fetch_own(int bits, int panels) const {
+    for (int p = 0; p < panels; ++p)
+      fetch_ahead(at + p * stride, 4 * step_words(bits) * kPanelWidth);
+  }
+  CPU_BACKEND_INLINE void end_step(int bits) {
     at += 4 * step_words(bits) * kPanelWidth;
     __builtin_prefetch(ahead, 0, 2);
     ahead += ahead_step;
-  }
-  // One row asks for memory faster than the hardware's prefetching finds the four streams: on Zen 5
-  // a matrix of 1 MB is read 10 to 15 % faster with this, and large ones no slower.
-  CPU_BACKEND_INLINE void fetch_row_ahead(int bits, int panels) const {
-    constexpr int64_t kAhead = 2048;
-    for (int p = 0; p < panels; ++p)
-      for (int64_t line = 0; line < 4 * step_words(bits) * kPanelWidth; line += 64)
-        __builtin_prefetch(at + p * stride + kAhead + line, 0, 3);
   }
 };
 
@@ -108,11 +103,14 @@ CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a
   }
 }
 
-template <int kBits, int kRows, int kPanels>
+// kFetch: a tile that is alone asks for memory faster than the hardware's prefetching finds the
+// streams: on Zen 5 one row reads a matrix of 1 MB 10 to 15 % faster, 12 rows are 1.1 to 1.5 times
+// as fast.  A branch per step in place of the parameter costs the others 2 to 8 %.
+template <int kBits, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
                                         TileCodes& codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kPairsStep, codes.next_step(kBits)) {
-    if constexpr (kRows == 1) codes.fetch_row_ahead(kBits, kPanels);
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kPairsStep, codes.end_step(kBits)) {
+    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
     if constexpr (kBits == 4 && kRows == 1) {
       dot_step_of_row(tile, a, codes);
     } else {
@@ -133,11 +131,11 @@ CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
 }
 
 // Returns where the activations go on.
-template <int kBits, int kRows, int kPanels>
+template <int kBits, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][kPanelVecs],
                                                const char* a, TileCodes& codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.next_step(kBits)) {
-    if constexpr (kRows == 1) codes.fetch_row_ahead(kBits, kPanels);
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(kBits)) {
+    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
     for (int half = 0; half < 2; ++half) {
       for (int p = 0; p < kPanels; ++p) {
         VecU quads[kPanelVecs];
@@ -154,21 +152,31 @@ CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][k
   return a;
 }
 
-template <int kBits, int kRows, int kPanels>
+template <int kBits, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
                                         TileCodes& codes, int64_t steps) {
   if constexpr (kSame<QuadSum, VecI>) {
-    dot_chain_quads<kBits>(tile.sum, a, codes, steps);
+    dot_chain_quads<kBits, kFetch>(tile.sum, a, codes, steps);
   } else {
     constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
     for (; steps > 0; steps -= kChain) {
       QuadSum sums[kPanels][kRows][kPanelVecs] = {};
-      a = dot_chain_quads<kBits>(sums, a, codes, steps < kChain ? steps : kChain);
+      a = dot_chain_quads<kBits, kFetch>(sums, a, codes, steps < kChain ? steps : kChain);
       for (int p = 0; p < kPanels; ++p)
         for (int r = 0; r < kRows; ++r)
           for (int v = 0; v < kPanelVecs; ++v)
             tile.sum[p][r][v] = add_quad_sum(tile.sum[p][r][v], sums[p][r][v]);
     }
+  }
+}
+
+template <int kBits, bool kQuads, bool kFetch, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_steps(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
+                                  int64_t steps) {
+  if constexpr (kQuads) {
+    dot_steps_quads<kBits, kFetch>(tile, a, codes, steps);
+  } else {
+    dot_steps_pairs<kBits, kFetch>(tile, a, codes, steps);
   }
 }
 
@@ -204,6 +212,7 @@ CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group
       }
       return;
     case ZeroKind::kOffset:
+    case ZeroKind::kLevels:  // is multiplied as kMiddle
       return;
   }
 }
@@ -236,7 +245,7 @@ CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, 
 
 // Rows [row, row + kRows) of some panels into block[kPanels][kRows][kPanelWidth].
 template <int kBits, bool kQuads, int kRows, int kPanels>
-CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, TileCodes codes,
+CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, TileCodes packed,
                                      float* block) {
   const QuantLayout& layout = args.layout;
   const int64_t segment = layout.segment_steps();
@@ -247,26 +256,34 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
   Vec total[kPanels][kRows][kPanelVecs] = {};
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
-    const char* group = codes.at;
-    codes.at += group_head_bytes(layout);
+    const char* group = packed.at;
+    packed.at += group_head_bytes(layout);
+    TileCodes codes = packed;
+    const bool expand = kBits == 8 && kPanels == 1 && packed.expanded;
+    if (expand) {
+      packed.at = expand_group(packed.at, channels, packed.expanded);
+      codes.at = packed.expanded;
+      codes.alone = false;
+    }
     for (int64_t left = ceil_div(channels, QuantLayout::kStep); left > 0; left -= segment) {
       const int64_t steps = left < segment ? left : segment;
       IntTile<kRows, kPanels> tile{};
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p)
-        start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
-      if constexpr (kQuads) {
-        dot_steps_quads<kBits>(tile, a.codes, codes, steps);
+        start_panel(layout, group + p * packed.stride, a, tile.sum[p]);
+      if (kRows == 1 || codes.alone) {
+        dot_steps<kBits, kQuads, true>(tile, a.codes, codes, steps);
       } else {
-        dot_steps_pairs<kBits>(tile, a.codes, codes, steps);
+        dot_steps<kBits, kQuads, false>(tile, a.codes, codes, steps);
       }
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p)
-        add_panel(layout, group + p * codes.stride, a, tile.sum[p], total[p]);
+        add_panel(layout, group + p * packed.stride, a, tile.sum[p], total[p]);
       a.scales += kRows;
       a.starts += kRows;
       a.codes += steps * kRows * (kQuads ? kQuadsStep : kPairsStep);
     }
+    if (!expand) packed = codes;
   }
   for (int p = 0; p < kPanels; ++p)
     for (int r = 0; r < kRows; ++r)
@@ -301,8 +318,12 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
   }
 }
 
-constexpr int64_t quant_scratch_floats() { return float_scratch_floats(); }
-static_assert(quant_scratch_floats() >= kSideBySide * kQuantRows * kPanelWidth, "block");
+// The block of results, and with levels a panel of 8-bit codes.
+static inline int64_t quant_scratch_floats(const QuantLayout& layout) {
+  const bool levels = layout.zero == ZeroKind::kLevels;
+  return float_scratch_floats() + (levels ? panel_bytes(layout.multiplied()) / 4 : 0);
+}
+static_assert(float_scratch_floats() >= kSideBySide * kQuantRows * kPanelWidth, "block");
 
 // Rows [row, row + rows) of `panels` panels from `panel` on, into block[panels][rows][kPanelWidth].
 static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t panels,
@@ -344,26 +365,38 @@ void store_quant(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t p
 template <class T>
 void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
   const bool floats = args.layout.activations == Activations::kFloat;
+  QuantGemmArgs multiplied = args;
+  multiplied.layout = args.layout.multiplied();
+  const bool levels = args.layout.zero == ZeroKind::kLevels;
+  char* const expanded = reinterpret_cast<char*>(scratch + float_scratch_floats());
   const int64_t count = rows.end - rows.begin;
   const int64_t tile_rows = floats ? kFloatRows : args.rows.tile_rows;
   const int64_t tiles = ceil_div(count, tile_rows);
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
-  const int64_t at_once = count == 1 && are_side_by_side(args.layout) ? kSideBySide : 1;
+  const int64_t at_once =
+      count == 1 && !levels && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
   TileCodes codes{};
   codes.stride = bytes;
+  codes.alone = tiles == 1;
+  codes.expanded = levels && codes.alone ? expanded : nullptr;
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
-  // of them fetch a part of the next one.  A single tile is best left to the hardware.
-  codes.ahead_step = tiles > 1 ? bytes / (tiles * steps) : 0;
+  // of them fetch a part of the next one, which costs a single tile a tenth of its speed.
+  codes.ahead_step = codes.alone ? 0 : bytes / (tiles * steps);
   for (int64_t p = panels.begin; p < panels.end;) {
-    codes.at = static_cast<const char*>(args.packed) + p * bytes;
+    const char* panel = static_cast<const char*>(args.packed) + p * bytes;
+    codes.at = panel;
+    if (levels && !codes.alone) {
+      expand_panel(args.layout, panel, expanded);
+      codes.at = expanded;
+    }
     const int64_t left = panels.end - p;
     const int64_t together = ceil_div(left, ceil_div(left, at_once));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = rows.begin + t * tile_rows;
       const int64_t size = rows.end - row < tile_rows ? rows.end - row : tile_rows;
-      codes.ahead = codes.at + (tiles > 1 ? bytes + t * steps * codes.ahead_step : 0);
-      quant_block(args, row, size, together, codes, scratch);
+      codes.ahead = panel + (codes.alone ? 0 : bytes + t * steps * codes.ahead_step);
+      quant_block(multiplied, row, size, together, codes, scratch);
       for (int64_t i = 0; i < together; ++i)
         store_quant<T>(args, row, size, p + i, scratch + i * size * kPanelWidth);
     }

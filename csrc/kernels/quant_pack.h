@@ -8,7 +8,8 @@
 // Panel    kPanelWidth columns; columns past n have scale 0.  Per group, in this order:
 //            scales [kPanelWidth] of scale_type
 //            zeros  [kPanelWidth] of scale_type, with kPoint and kOffset
-//            codes  [steps][words][kPanelWidth], a step being 8 channels
+//            codes  [steps][words][kPanelWidth], a step being 8 channels; kLevels: before every
+//                   kLevelChannels channels their levels, uint16 [kPanelWidth]
 //          so that one row of activations reads one contiguous range of memory.
 // Step     4 bits: one 32-bit word per column, 8 bits: two, of channels 0-3 and 4-7.  Channels 0 to
 //          3 of a word lie in its bytes so that channels (0, 1) and (2, 3) are 16 bits apart, the
@@ -45,13 +46,18 @@ static inline int64_t scale_bytes(const QuantLayout& layout) {
 }
 // Bytes of one panel before the codes of a group.
 static inline int64_t group_head_bytes(const QuantLayout& layout) {
-  return scale_bytes(layout) * (layout.zero == ZeroKind::kMiddle ? 1 : 2);
+  const bool zeros = layout.zero == ZeroKind::kPoint || layout.zero == ZeroKind::kOffset;
+  return scale_bytes(layout) * (zeros ? 2 : 1);
 }
+constexpr int64_t kLevelsBytes = 2 * kPanelWidth;
 static inline int64_t step_bytes(const QuantLayout& layout) {
   return 4 * step_words(layout.bits) * kPanelWidth;
 }
 static inline int64_t panel_bytes(const QuantLayout& layout) {
-  return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout);
+  const int64_t levels =
+      layout.zero == ZeroKind::kLevels ? ceil_div(layout.k, QuantLayout::kLevelChannels) : 0;
+  return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout) +
+         levels * kLevelsBytes;
 }
 static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
   return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout);
@@ -133,7 +139,7 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
     pack_row(layout.scale_type, args.scales,
              g * args.scale_group_stride + column * args.scale_n_stride, args.scale_n_stride,
              columns, at);
-    if (layout.zero != ZeroKind::kMiddle) {
+    if (layout.zero == ZeroKind::kPoint || layout.zero == ZeroKind::kOffset) {
       pack_row(layout.scale_type, args.zeros,
                g * args.zero_group_stride + column * args.zero_n_stride, args.zero_n_stride,
                columns, at + scale_bytes(layout));
@@ -142,6 +148,12 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
     const int64_t begin = g * layout.group;
     const int64_t end = begin + layout.group < layout.k ? begin + layout.group : layout.k;
     for (int64_t k = begin; k < end; k += QuantLayout::kStep, at += step_bytes(layout)) {
+      if (layout.zero == ZeroKind::kLevels && k % QuantLayout::kLevelChannels == 0) {
+        const int64_t row = k / QuantLayout::kLevelChannels * args.zero_group_stride;
+        copy_row(static_cast<const uint16_t*>(args.zeros) + row + column * args.zero_n_stride,
+                 args.zero_n_stride, columns, reinterpret_cast<uint16_t*>(at));
+        at += kLevelsBytes;
+      }
       uint32_t* words = reinterpret_cast<uint32_t*>(at);
       for (int64_t i = 0; i < step_words(layout.bits) * kPanelWidth; ++i) words[i] = 0;
       if (layout.kind == CodeKind::kFp8) {

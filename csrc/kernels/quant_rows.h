@@ -90,6 +90,9 @@ struct QuantRow {
         break;
       case ZeroKind::kOffset:
         store_raw(starts, static_cast<float>(sum) * scale);
+        break;
+      case ZeroKind::kLevels:  // is multiplied as kMiddle
+        break;
     }
     scales += together;
     starts += together;

@@ -1,9 +1,10 @@
 // Quantization of a weight while it is loaded: codes of 8 or 4 bits, by groups of channels.
 //
 // 8 bits    scale = fp16(max|x| / 127), code = round(x / scale) + 128
-// 4 bits    code = round((x - start) / step) for several ranges: clipping the ends makes the steps
-//           finer.  Each takes the scale and offset that fit its codes best (least squares),
-//           rounded to fp16; the range with the least sum of squared errors wins, the first of
+// 4 bits    ZeroKind::kLevels: the same scale, then for every 32 channels a whole step and base.
+//           Steps from what reaches their ends down to three quarters of it are tried, because
+//           clipping the ends makes the others finer; each takes the base that fits its codes best
+//           (least squares), and the step with the least sum of squared errors wins, the largest of
 //           equals.
 // Ties go to even.  The last group may be short.
 // Threads   none: rows given by the caller.
@@ -52,61 +53,93 @@ struct WeightGroup {
 
 CPU_BACKEND_INLINE float as_fp16(float x) { return to_float(round_to_fp16(x)); }
 
-// Codes as numbers, with what they mean and what they lose.
-struct CodedGroup {
+// The scale of a group whose largest magnitude is 127 steps of it, and what to divide by.
+CPU_BACKEND_INLINE float scale_of(const WeightGroup& group) {
+  return as_fp16(group.largest([](Vec x) CPU_BACKEND_LAMBDA { return abs(x); }) / 127.0f);
+}
+CPU_BACKEND_INLINE float divisor_of(float scale) { return scale > 0.0f ? scale : 1.0f; }
+
+CPU_BACKEND_INLINE Vec held(Vec x, float low, float high) {
+  return max(min(x, broadcast(high)), broadcast(low));
+}
+
+static inline void code_group8(const WeightGroup& group, float scale, float* codes) {
+  for_each_vector(group.size, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
+    const Vec code = from_int(round_to_int(load(group.values + i) / divisor_of(scale)));
+    store(codes + i, held(code, -127.0f, 127.0f) + 128.0f);
+  });
+}
+
+// A piece with levels: codes as numbers, what they mean and what they lose, in units of the scale.
+struct CodedPiece {
   float codes[WeightGroup::kMost];
-  float scale, offset, error;
+  float step, base, error;
 };
 
-static inline void code_group8(const WeightGroup& group, CodedGroup& coded) {
-  const float magnitude = group.largest([](Vec x) CPU_BACKEND_LAMBDA { return abs(x); });
-  coded.scale = as_fp16(magnitude / 127.0f);
-  const float step = coded.scale > 0x1p-14f ? coded.scale : 0x1p-14f;
-  for_each_vector(group.size, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
-    const Vec code = from_int(round_to_int(load(group.values + i) / step));
-    store(coded.codes + i, max(min(code, broadcast(127.0f)), broadcast(-127.0f)) + 128.0f);
-  });
-}
-
-// The codes of one range, and the line that fits them.
-static inline void code_range4(const WeightGroup& group, float start, float step, float mean,
-                               CodedGroup& coded) {
-  const float size = static_cast<float>(group.size);
-  const float mean_code = group.sum([&](Vec x, int64_t i) CPU_BACKEND_LAMBDA {
-    const Vec code = from_int(round_to_int((x - start) / step));
-    const Vec held = max(min(code, broadcast(15.0f)), broadcast(0.0f));
-    store(coded.codes + i, held);
-    return held;
-  }) / size;
-  const float spread = group.sum([&](Vec, int64_t i) CPU_BACKEND_LAMBDA {
-    const Vec d = load(coded.codes + i) - mean_code;
-    return d * d;
-  });
-  const float shared = group.sum(
-      [&](Vec x, int64_t i) CPU_BACKEND_LAMBDA { return (load(coded.codes + i) - mean_code) * x; });
-  coded.scale = as_fp16(shared / (spread > 1e-12f ? spread : 1e-12f));
-  coded.offset = as_fp16(mean - coded.scale * mean_code);
-  coded.error = group.sum([&](Vec x, int64_t i) CPU_BACKEND_LAMBDA {
-    const Vec d = load(coded.codes + i) * coded.scale + coded.offset - x;
+// The codes for one step, around a base that is fitted once.
+static inline void code_step(const WeightGroup& piece, float middle, float mean,
+                             CodedPiece& coded) {
+  const float step = coded.step;
+  const auto whole = [step](float base) {
+    const float most = 255.0f - 15.0f * step;
+    base = __builtin_rintf(base);
+    return base > 0.0f ? base < most ? base : most : 0.0f;
+  };
+  const auto code = [&](Vec x) CPU_BACKEND_LAMBDA {
+    return held(from_int(round_to_int((x + (128.0f - coded.base)) / step)), 0.0f, 15.0f);
+  };
+  coded.base = whole(middle + 128.0f - 7.5f * step);
+  const float mean_code = piece.sum([&](Vec x, int64_t) CPU_BACKEND_LAMBDA { return code(x); }) /
+                          static_cast<float>(piece.size);
+  coded.base = whole(mean + 128.0f - step * mean_code);
+  coded.error = piece.sum([&](Vec x, int64_t i) CPU_BACKEND_LAMBDA {
+    const Vec now = code(x);
+    store(coded.codes + i, now);
+    const Vec d = now * step + (coded.base - 128.0f) - x;
     return d * d;
   });
 }
 
-static inline void code_group4(const WeightGroup& group, CodedGroup& best) {
-  constexpr float kShares[] = {1.0f, 0.92f, 0.84f, 0.76f};  // of the group's range
-  const float high = group.largest([](Vec x) CPU_BACKEND_LAMBDA { return x; });
-  const float low = -group.largest([](Vec x) CPU_BACKEND_LAMBDA { return -x; });
+static inline void code_piece4(const WeightGroup& piece, CodedPiece& best) {
+  constexpr float kLeast = 0.75f;
+  const float high = piece.largest([](Vec x) CPU_BACKEND_LAMBDA { return x; });
+  const float low = -piece.largest([](Vec x) CPU_BACKEND_LAMBDA { return -x; });
+  const float mean = piece.sum([](Vec x, int64_t) CPU_BACKEND_LAMBDA { return x; }) /
+                     static_cast<float>(piece.size);
   const float middle = (low + high) / 2.0f;
-  const float mean = group.sum([](Vec x, int64_t) CPU_BACKEND_LAMBDA { return x; }) /
-                     static_cast<float>(group.size);
-  for (const float share : kShares) {
-    const float reach = share * (high - low) / 2.0f;
-    const float step = reach / 7.5f > 1e-12f ? reach / 7.5f : 1e-12f;
-    CodedGroup tried;
-    CodedGroup& coded = share == kShares[0] ? best : tried;
-    code_range4(group, middle - reach, step, mean, coded);
-    if (coded.error < best.error) best = coded;
+  const float reach = (high - low) / 15.0f;
+  const float most = __builtin_ceilf(reach);
+  best.step = most > 1.0f ? most < 17.0f ? most : 17.0f : 1.0f;
+  code_step(piece, middle, mean, best);
+  CodedPiece tried;
+  for (tried.step = best.step - 1.0f; tried.step >= 1.0f && tried.step >= kLeast * reach;
+       tried.step -= 1.0f) {
+    code_step(piece, middle, mean, tried);
+    if (tried.error < best.error) best = tried;
   }
+}
+
+// The pieces of a group of row r; returns the sum of squared errors.
+static inline double code_group4(const QuantWeightArgs& args, int64_t r, int64_t begin,
+                                 const WeightGroup& group, float scale) {
+  constexpr int64_t kPiece = QuantLayout::kLevelChannels;
+  uint8_t* codes = args.codes + r * args.size + begin;
+  uint16_t* levels = args.levels + r * ceil_div(args.size, kPiece) + begin / kPiece;
+  double lost = 0.0;
+  WeightGroup units;
+  for_each_vector(group.size, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
+    store(units.values + i, load(group.values + i) / divisor_of(scale));
+  });
+  for (int64_t i = 0; i < group.size; i += kPiece, ++levels) {
+    WeightGroup piece;
+    CodedPiece coded;
+    piece.load_from(units.values + i, group.size - i < kPiece ? group.size - i : kPiece);
+    code_piece4(piece, coded);
+    *levels = static_cast<uint16_t>(coded.step + 256.0f * coded.base);
+    for (int64_t c = 0; c < piece.size; ++c) codes[i + c] = static_cast<uint8_t>(coded.codes[c]);
+    lost += static_cast<double>(coded.error);
+  }
+  return lost * static_cast<double>(scale) * static_cast<double>(scale);
 }
 
 template <class T>
@@ -118,22 +151,20 @@ void quantize_weight(const QuantWeightArgs& args, Slice rows) {
     double lost = 0.0;
     double all = 0.0;
     WeightGroup group;
-    CodedGroup coded{};
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = g * args.group;
       group.load_from(x + begin, args.size - begin < args.group ? args.size - begin : args.group);
-      if (args.bits == 8) {
-        code_group8(group, coded);
-      } else {
-        code_group4(group, coded);
-        static_cast<fp16_t*>(args.offsets)[r * groups + g] = round_to_fp16(coded.offset);
-        lost += static_cast<double>(coded.error);
+      const float scale = scale_of(group);
+      static_cast<fp16_t*>(args.scales)[r * groups + g] = round_to_fp16(scale);
+      if (args.bits == 4) {
+        lost += code_group4(args, r, begin, group, scale);
         all +=
             static_cast<double>(group.sum([](Vec v, int64_t) CPU_BACKEND_LAMBDA { return v * v; }));
+        continue;
       }
-      static_cast<fp16_t*>(args.scales)[r * groups + g] = round_to_fp16(coded.scale);
-      for (int64_t i = 0; i < group.size; ++i)
-        codes[begin + i] = static_cast<uint8_t>(coded.codes[i]);
+      float coded[WeightGroup::kMost];
+      code_group8(group, scale, coded);
+      for (int64_t i = 0; i < group.size; ++i) codes[begin + i] = static_cast<uint8_t>(coded[i]);
     }
     if (args.bits == 4) {
       args.squares[2 * r] = lost;

@@ -182,12 +182,12 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.def("multiply_adds(int steps) -> int", multiply_adds);
   m.def(
       "pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, "
-      "Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, "
+      "Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, "
       "float static_scale, int static_zero) -> int");
   m.impl("pack_quantized", torch::dispatch(c10::DispatchKey::CPU, pack_quantized));
   m.def(
       "quantize_weight(Tensor weight, int bits, int group) -> (Tensor codes, Tensor scales, "
-      "Tensor offsets, float error)");
+      "Tensor levels, float error)");
   m.impl("quantize_weight", torch::dispatch(c10::DispatchKey::CPU, quantize_weight));
   m.def("packed_bytes(int handle) -> int", packed_bytes);
   m.def("bind_threads(int[] cpus) -> bool", bind_threads);

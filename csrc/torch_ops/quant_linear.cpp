@@ -35,6 +35,12 @@ Activations activations_of(const std::string& text) {
                               {"float", Activations::kFloat}});
 }
 
+ZeroKind zero_kind_of(const std::string& text) {
+  return one_of<ZeroKind>(
+      text, "zero_kind",
+      {{"point", ZeroKind::kPoint}, {"offset", ZeroKind::kOffset}, {"levels", ZeroKind::kLevels}});
+}
+
 CodeOrder order_of(const std::string& text) {
   return one_of<CodeOrder>(text, "order",
                            {{"bytes", CodeOrder::kBytes},
@@ -87,7 +93,29 @@ CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros)
   return CodeKind::kFp8;
 }
 
-// Items of whole tiles of equal size.
+// step + 256 * base of ZeroKind::kLevels, [pieces of 32 channels, n] in 16 bits.
+void check_levels(const at::Tensor& levels, const QuantLayout& layout) {
+  constexpr int64_t kPiece = QuantLayout::kLevelChannels;
+  TORCH_CHECK_VALUE(layout.bits == 4 && layout.activations != Activations::kFloat,
+                    "levels belong to integer codes of at most 4 bits.");
+  TORCH_CHECK_VALUE(layout.group <= QuantLayout::kStep * QuantLayout::kSegmentSteps &&
+                        (layout.group == layout.k || layout.group % kPiece == 0),
+                    "with levels a group has at most 128 channels and is a multiple of ", kPiece,
+                    ", this one has ", layout.group, ".");
+  TORCH_CHECK_TYPE(levels.scalar_type() == at::kUInt16, "levels have dtype ", levels.scalar_type(),
+                   ", not uint16.");
+  check_shape(levels, {ceil_div(layout.k, kPiece), layout.n}, "levels");
+  const at::Tensor numbers = levels.to(at::kInt);
+  TORCH_CHECK_VALUE(numbers.bitwise_and(255)
+                        .mul(15)
+                        .add(numbers.bitwise_right_shift(8))
+                        .le(255)
+                        .all()
+                        .item<bool>(),
+                    "a step and base of the levels pass 255: 15 * step + base must not.");
+}
+
+// Items of whole tiles of equal size; layout as multiplied.
 struct ItemTiles {
   int64_t rows, tile_rows;
 
@@ -107,11 +135,13 @@ void run_product(const QuantizedWeight& weight, DType dtype, const QuantGemmArgs
   const int64_t m = args.rows.m;
   const GemmShape shape{m, weight.layout.n, weight.layout.k,
                         ceil_div(weight.layout.n, table.panel_width), 1};
-  const GemmPlan plan = plan_gemm(shape, ItemTiles(weight.layout, m).rows, at::get_num_threads());
+  const ItemTiles tiles(weight.layout.multiplied(), m);
+  const GemmPlan plan = plan_gemm(shape, tiles.rows, at::get_num_threads());
   const auto run_item = [=, gemm = table.quant_gemm](int64_t item, float* scratch) {
     gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
   };
-  parallel_items([items = plan.items()] { return items; }, table.quant_scratch_floats, run_item);
+  parallel_items([items = plan.items()] { return items; },
+                 table.quant_scratch_floats(weight.layout), run_item);
 }
 
 at::Tensor row_buffer(const QuantLayout& layout, int64_t m) {
@@ -149,9 +179,10 @@ void run_quantized(const PackedLinear& weight, const at::Tensor& a,
   const QuantizedWeight& quantized = *weight.quantized;
   const int64_t m = a.size(0);
   const DType dtype = dtype_of(a, "input");
-  const at::Tensor rows = row_buffer(quantized.layout, m);
+  const QuantLayout multiplied = quantized.layout.multiplied();
+  const at::Tensor rows = row_buffer(multiplied, m);
   QuantRowsArgs rows_args{};
-  rows_args.layout = quantized.layout;
+  rows_args.layout = multiplied;
   rows_args.x = a.const_data_ptr();
   rows_args.x_stride = a.stride(0);
   rows_args.channels_in = weight.k;
@@ -159,7 +190,7 @@ void run_quantized(const PackedLinear& weight, const at::Tensor& a,
       quantized.channels.defined() ? quantized.channels.const_data_ptr<int32_t>() : nullptr;
   rows_args.static_scale = &quantized.static_scale;
   rows_args.static_zero = &quantized.static_zero;
-  rows_args.rows = rows_in(rows, quantized.layout);
+  rows_args.rows = rows_in(rows, multiplied);
   parallel_slices(m, row_grain(weight.k),
                   [=](Slice slice) { kernels().quantize_rows(dtype, rows_args, slice); });
   QuantGemmArgs args{};
@@ -175,7 +206,7 @@ void run_quantized(const PackedLinear& weight, const at::Tensor& a,
 
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
                        int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
-                       bool zeros_are_offsets, const OptionalTensor& channels, int64_t group,
+                       const std::string& zero_kind, const OptionalTensor& channels, int64_t group,
                        const std::string& activations, double static_scale, int64_t static_zero) {
   TORCH_CHECK_VALUE(bits >= 2 && bits <= 8, "codes of ", bits, " bits are not supported: 2 to 8.");
   TORCH_CHECK_VALUE(scales.dim() == 2 && scales.numel() > 0,
@@ -184,9 +215,7 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
   auto quantized = std::make_unique<QuantizedWeight>();
   QuantLayout& layout = quantized->layout;
   layout.bits = bits <= 4 ? 4 : 8;
-  layout.zero = !zeros              ? ZeroKind::kMiddle
-                : zeros_are_offsets ? ZeroKind::kOffset
-                                    : ZeroKind::kPoint;
+  layout.zero = zeros ? zero_kind_of(zero_kind) : ZeroKind::kMiddle;
   layout.scale_type = dtype_of(scales, "scales");
   layout.activations = activations_of(activations);
   layout.n = scales.size(1);
@@ -213,7 +242,11 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
   args.n_stride = codes.stride(n_first ? 0 : 1);
   args.k_stride = codes.stride(n_first ? 1 : 0);
   if (zeros) {
-    check_group_table(*zeros, layout, scales.scalar_type(), "zeros");
+    if (layout.zero == ZeroKind::kLevels) {
+      check_levels(*zeros, layout);
+    } else {
+      check_group_table(*zeros, layout, scales.scalar_type(), "zeros");
+    }
     args.zeros = zeros->const_data_ptr();
     args.zero_group_stride = zeros->stride(0);
     args.zero_n_stride = zeros->stride(1);
@@ -238,10 +271,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at:
   TORCH_CHECK_VALUE(group >= 1 && group <= QuantWeightArgs::kMostGroup, "a group of ", group,
                     " channels is not possible: 1 to ", QuantWeightArgs::kMostGroup, ".");
   const Rows rows = rows_of(weight, "weight");
+  constexpr int64_t kPiece = QuantLayout::kLevelChannels;
+  TORCH_CHECK_VALUE(bits == 8 || group % kPiece == 0 || group >= rows.size,
+                    "a group of 4-bit codes is a multiple of ", kPiece,
+                    " channels or all of them, not ", group, " of ", rows.size, ".");
   const int64_t groups = ceil_div(rows.size, group);
   const at::Tensor codes = at::empty({rows.count, rows.size}, at::kByte);
   const at::Tensor scales = at::empty({rows.count, groups}, at::kHalf);
-  const at::Tensor offsets = at::empty({bits == 4 ? rows.count : 0, groups}, at::kHalf);
+  const at::Tensor levels =
+      at::empty({bits == 4 ? rows.count : 0, ceil_div(rows.size, kPiece)}, at::kUInt16);
   const at::Tensor squares = at::zeros({rows.count, 2}, at::kDouble);
   QuantWeightArgs args{};
   args.bits = static_cast<int>(bits);
@@ -251,7 +289,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at:
   args.size = rows.size;
   args.codes = codes.data_ptr<uint8_t>();
   args.scales = scales.data_ptr();
-  args.offsets = offsets.data_ptr();
+  args.levels = levels.data_ptr<uint16_t>();
   args.squares = squares.data_ptr<double>();
   const DType dtype = dtype_of(weight, "weight");
   parallel_slices(rows.count, row_grain(rows.size),
@@ -259,7 +297,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at:
   const at::Tensor sums = squares.sum(0);
   const double lost = sums[0].item<double>();
   const double all = sums[1].item<double>();
-  return {codes, scales, offsets, all == 0.0 ? 0.0 : std::sqrt(lost / all)};
+  return {codes, scales, levels, all == 0.0 ? 0.0 : std::sqrt(lost / all)};
 }
 
 int64_t packed_bytes(int64_t handle) {

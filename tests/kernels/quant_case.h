@@ -15,7 +15,7 @@ inline const char* name_of(Activations activations) {
   return kNames[static_cast<int>(activations)];
 }
 inline const char* name_of(ZeroKind zero) {
-  constexpr const char* kNames[] = {"middle", "point", "offset"};
+  constexpr const char* kNames[] = {"middle", "point", "offset", "levels"};
   return kNames[static_cast<int>(zero)];
 }
 
@@ -43,7 +43,8 @@ struct QuantProblem {
   DType type;  // of activations, bias and output
   int64_t m, channels_in;
   Buffer x, scales, zeros, bias;
-  std::vector<uint8_t> codes;  // [n][channels_in]
+  std::vector<uint8_t> codes;    // [n][channels_in]
+  std::vector<uint16_t> levels;  // [pieces of kLevelChannels][n]
   std::vector<int32_t> channels;
   float static_scale = 0.031f;
   int32_t static_zero = -7;
@@ -72,6 +73,11 @@ struct QuantProblem {
                   layout.zero == ZeroKind::kPoint
                       ? static_cast<double>(random.below((1 << layout.bits) + 1))
                       : random.uniform(-2.0, 2.0));
+    levels.resize(static_cast<size_t>(ceil_div(layout.k, QuantLayout::kLevelChannels) * layout.n));
+    for (uint16_t& level : levels) {
+      const int64_t step = random.below(18);
+      level = static_cast<uint16_t>(step + 256 * random.below(256 - 15 * step));
+    }
     for (uint8_t& code : codes) {
       code = static_cast<uint8_t>(random.below(1 << layout.bits));
       if (layout.kind == CodeKind::kFp8 && (code & 0x7f) == 0x7f) code = 0x7e;  // no NaN
@@ -103,6 +109,11 @@ struct QuantProblem {
         return q - (1 << (layout.bits - 1));
       case ZeroKind::kPoint:
         return q - zeros.get(g, column);
+      case ZeroKind::kLevels: {
+        const int level =
+            levels[static_cast<size_t>(k / QuantLayout::kLevelChannels * layout.n + column)];
+        return (level & 255) * q + (level >> 8) - 128;
+      }
       default:
         return q + zeros.get(g, column) / scales.get(g, column);
     }
@@ -132,14 +143,19 @@ struct QuantProblem {
     args.zeros = zeros.data();
     args.zero_group_stride = zeros.stride();
     args.zero_n_stride = 1;
+    if (layout.zero == ZeroKind::kLevels) {
+      args.zeros = levels.data();
+      args.zero_group_stride = layout.n;
+    }
     args.packed = packed.data();
     for (int64_t p = panels(table) - 1; p >= 0; --p) table.pack_quant(args, {p, p + 1});
     return packed;
   }
 
   QuantizedRows quantize(const KernelTable& table, int64_t tile_rows) const {
-    QuantizedRows to(table, layout, m, tile_rows);
-    const QuantRowsArgs args{layout,         x.data(),      x.stride(),   channels_in,
+    const QuantLayout multiplied = layout.multiplied();
+    QuantizedRows to(table, multiplied, m, tile_rows);
+    const QuantRowsArgs args{multiplied,     x.data(),      x.stride(),   channels_in,
                              channel_list(), &static_scale, &static_zero, to.rows};
     for (int64_t r = m - 1; r >= 0; --r) table.quantize_rows(type, args, {r, r + 1});
     return to;

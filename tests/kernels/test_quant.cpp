@@ -9,6 +9,10 @@ constexpr Activations kActivations[] = {Activations::kInt16,      Activations::k
                                         Activations::kInt8Static, Activations::kInt8StaticAzp};
 constexpr ZeroKind kZeros[] = {ZeroKind::kMiddle, ZeroKind::kPoint, ZeroKind::kOffset};
 
+bool may_have_levels(int bits, int64_t k, int64_t group) {
+  return bits == 4 && group <= 128 && (group == k || group % QuantLayout::kLevelChannels == 0);
+}
+
 std::string label_of(const QuantProblem& problem) {
   const QuantLayout& layout = problem.layout;
   return format(
@@ -23,7 +27,7 @@ void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_
          int64_t panel_step) {
   const int64_t m = args.rows.m;
   const int64_t row_step = tiles * args.rows.tile_rows;
-  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(args.layout));
   const int64_t panels = ceil_div(args.layout.n, table.panel_width);
   for (int64_t r = 0; r < m; r += row_step)
     for (int64_t p = 0; p < panels; p += panel_step)
@@ -42,7 +46,7 @@ void check_product(const KernelTable& table, const QuantProblem& problem, int64_
   const QuantizedRows rows = problem.quantize(table, tile_rows);
   Buffer c(problem.type, problem.m, layout.n, layout.n + 5);
   const QuantGemmArgs args = problem.gemm_args(rows, packed, c, with_bias);
-  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(layout));
   table.quant_gemm(problem.type, args, {0, problem.m}, {0, problem.panels(table)},
                    static_cast<float*>(scratch.data()));
   Compare compare(problem.type, label);
@@ -99,6 +103,47 @@ void test_quant_gemm_is_the_integer_definition() {
 }
 const Registration a("quant/test_quant_gemm_is_the_integer_definition",
                      test_quant_gemm_is_the_integer_definition);
+
+// By the definition, and to the bit what the 8-bit codes give that the levels make of the others:
+// one tile, which expands as it goes, and several, which find a panel expanded.
+void test_levels_are_the_codes_that_they_stand_for() {
+  for_each_target([](const KernelTable& table) {
+    int64_t turn = 0;
+    for (Activations activations : {Activations::kInt16, Activations::kInt8}) {
+      for (int64_t k : {1, 7, 31, 64, 100, 128, 130, 200, 300}) {
+        for (int64_t group : {int64_t{32}, int64_t{96}, int64_t{128}, k}) {
+          if (group > k || !may_have_levels(4, k, group)) continue;
+          for (int64_t m : {1, 2, 13, 30}) {
+            ++turn;
+            const int64_t n = (turn % 5 + 1) * table.panel_width / 2 + turn % 3;
+            const QuantLayout layout{4,    ZeroKind::kLevels, kTypes[turn % 3], activations, n, k,
+                                     group};
+            const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
+            check_product(table, problem, table.quant_tile_rows, turn % 2 == 0);
+            QuantProblem expanded = problem;
+            expanded.layout = layout.multiplied();
+            expanded.channels_in = k;
+            expanded.codes.resize(static_cast<size_t>(n * k));
+            for (int64_t column = 0; column < n; ++column)
+              for (int64_t i = 0; i < k; ++i)
+                expanded.codes[static_cast<size_t>(column * k + i)] =
+                    static_cast<uint8_t>(problem.weight(column, i) + 128);
+            expanded.channels.clear();
+            const QuantizedRows rows = problem.quantize(table, table.quant_tile_rows);
+            const std::vector<unsigned char> packed = problem.pack(table);
+            const std::vector<unsigned char> packed8 = expanded.pack(table);
+            Buffer c(problem.type, m, n), c8(problem.type, m, n);
+            run(table, problem.type, problem.gemm_args(rows, packed, c, false), turn % 3 + 1, 2);
+            run(table, problem.type, expanded.gemm_args(rows, packed8, c8, false), 1, 3);
+            expect(c == c8, "%s: not the product of 8-bit codes", label_of(problem).c_str());
+          }
+        }
+      }
+    }
+  });
+}
+const Registration k("quant/test_levels_are_the_codes_that_they_stand_for",
+                     test_levels_are_the_codes_that_they_stand_for);
 
 void test_fp8_gemm_matches_reference() {
   for_each_target([](const KernelTable& table) {
@@ -218,7 +263,7 @@ void test_quant_gemm_touches_only_its_rows_and_panels() {
         const std::vector<unsigned char> packed = problem.pack(table);
         const QuantizedRows rows = problem.quantize(table, tile_rows);
         Buffer out(DType::kFloat32, problem.m, layout.n, layout.n + 2);
-        Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats);
+        Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(layout));
         table.quant_gemm(DType::kFloat32, problem.gemm_args(rows, packed, out, false), {3, 6},
                          {1, 2}, static_cast<float*>(scratch.data()));
         const bool is_static =
@@ -398,9 +443,17 @@ void test_pack_quant_follows_the_documented_layout() {
   for_each_target([&](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (int bits : {4, 8}) {
-      for (ZeroKind zero : kZeros) {
-        const QuantLayout layout{bits, zero, DType::kFloat32, Activations::kInt16, width + 2,
-                                 43,   20};
+      for (ZeroKind zero :
+           {ZeroKind::kMiddle, ZeroKind::kPoint, ZeroKind::kOffset, ZeroKind::kLevels}) {
+        const bool levels = zero == ZeroKind::kLevels;
+        if (levels && bits == 8) continue;
+        const QuantLayout layout{bits,
+                                 zero,
+                                 DType::kFloat32,
+                                 Activations::kInt16,
+                                 width + 2,
+                                 levels ? 143 : 43,
+                                 levels ? 64 : 20};
         const QuantProblem problem(layout, DType::kFloat32, 1, true);
         const std::vector<unsigned char> packed = problem.pack(table);
         size_t at = 0;
@@ -419,9 +472,19 @@ void test_pack_quant_follows_the_documented_layout() {
                        what);
             };
             check_row(problem.scales, "scale");
-            if (zero != ZeroKind::kMiddle) check_row(problem.zeros, "zero");
+            if (zero == ZeroKind::kPoint || zero == ZeroKind::kOffset)
+              check_row(problem.zeros, "zero");
             const int64_t end = std::min(begin + layout.group, layout.k);
-            for (int64_t k = begin; k < end; k += 8)
+            for (int64_t k = begin; k < end; k += 8) {
+              for (int64_t c = p * width; levels && k % 32 == 0 && c < (p + 1) * width; ++c) {
+                uint16_t level;
+                memcpy(&level, packed.data() + at, 2);
+                at += 2;
+                expect(level == (c < layout.n
+                                     ? problem.levels[static_cast<size_t>(k / 32 * layout.n + c)]
+                                     : 0),
+                       "level of column %lld", static_cast<long long>(c));
+              }
               for (int64_t half = 0; half < bits / 4; ++half)
                 for (int64_t c = p * width; c < (p + 1) * width; ++c) {
                   const uint32_t word = next_word();
@@ -438,6 +501,7 @@ void test_pack_quant_follows_the_documented_layout() {
                            static_cast<long long>(depth));
                   }
                 }
+            }
           }
         }
         expect(at == packed.size(), "packed size");

@@ -7,6 +7,7 @@ import torch
 
 from cpu_backend import ops
 from cpu_backend.layers.quantization import at_load
+from tests.reference.quant import dequantize_levels
 
 SHAPES = [(5, 64), (17, 128), (33, 200), (64, 576), (3, 20)]
 
@@ -14,7 +15,7 @@ SHAPES = [(5, 64), (17, 128), (33, 200), (64, 576), (3, 20)]
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_int8_is_off_by_half_a_step_at_most(n: int, k: int, seeded: torch.Generator) -> None:
     weight = torch.randn(n, k, generator=seeded)
-    group = min(at_load.INT8_GROUP, k)
+    group = min(at_load.GROUP, k)
     codes, scales, _, _ = ops.quantize_weight(weight, 8, group)
     steps = scales.float().repeat_interleave(group, 1)[:, :k]
     restored = (codes.float() - 128) * steps
@@ -23,23 +24,25 @@ def test_int8_is_off_by_half_a_step_at_most(n: int, k: int, seeded: torch.Genera
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_int4_finds_the_grid_a_weight_lies_on(n: int, k: int, seeded: torch.Generator) -> None:
-    group = min(at_load.INT4_GROUP, k)
-    groups = -(-k // group)
-    grid = torch.randint(0, 16, (n, groups * group), generator=seeded).float()
-    grid[:, ::group], grid[:, 1::group] = 0, 15  # every group uses its whole range
-    scale = (torch.rand(n, groups, generator=seeded) + 0.5).half().float()
-    weight = (grid * scale.repeat_interleave(group, 1) - 3)[:, :k]
-    codes, scales, offsets, error = ops.quantize_weight(weight, 4, group)
-    assert error < 1e-3
-    restored = codes.float() * scales.float().repeat_interleave(group, 1)[:, :k]
-    restored += offsets.float().repeat_interleave(group, 1)[:, :k]
-    assert (restored - weight).abs().max() < 0.02
+def test_int4_finds_the_levels_a_weight_is_made_of(n: int, k: int, seeded: torch.Generator) -> None:
+    group, pieces = min(at_load.GROUP, k), -(-k // 32)
+    codes = torch.randint(0, 16, (n, k), generator=seeded)
+    codes[:, ::32], codes[:, 1::32] = 0, 15  # every piece uses its whole range
+    steps = torch.randint(1, 17, (n, pieces), generator=seeded)
+    bases = 1 + (torch.rand(n, pieces, generator=seeded) * (255 - 15 * steps)).int()
+    steps[:, ::4], bases[:, ::4] = 16, 15  # one piece of each group reaches 127
+    scales = (torch.rand(n, -(-k // group), generator=seeded) + 0.5).half()
+    weight = dequantize_levels(codes, scales.t(), group, (steps + 256 * bases).t())
+    found, found_scales, levels, error = ops.quantize_weight(weight.float(), 4, group)
+    assert error < 1e-6
+    assert torch.equal(found, codes.byte())
+    assert torch.equal(found_scales, scales)
+    assert torch.equal(levels.int(), (steps + 256 * bases).int())
 
 
 def test_int4_of_random_weights_loses_less_than_plain_rounding(seeded: torch.Generator) -> None:
     weight = torch.randn(64, 256, generator=seeded)
-    *_, error = ops.quantize_weight(weight, 4, 32)
+    *_, error = ops.quantize_weight(weight, 4, 128)
     low = weight.unflatten(1, (-1, 32)).amin(-1, keepdim=True)
     high = weight.unflatten(1, (-1, 32)).amax(-1, keepdim=True)
     step = (high - low) / 15
@@ -74,8 +77,15 @@ def test_activations_in_8_bits_are_coarser(
 def test_a_matrix_that_four_bits_cannot_hold_is_kept_in_eight(seeded: torch.Generator) -> None:
     weight = torch.randn(16, 64, generator=seeded) * 1e-3
     weight[:, ::32] = 1.0  # an outlier in every group
-    assert ops.quantize_weight(weight, 4, 32)[3] < at_load.KEEP_ABOVE
+    assert ops.quantize_weight(weight, 4, 64)[3] < at_load.KEEP_ABOVE
     spread = torch.randn(16, 64, generator=seeded) ** 5
-    error = ops.quantize_weight(spread, 4, 32)[3]
+    error = ops.quantize_weight(spread, 4, 64)[3]
     kept = at_load.pack_int4(spread).nbytes > at_load.pack_int4(weight).nbytes
     assert kept == (error > at_load.KEEP_ABOVE)
+
+
+def test_a_group_that_cuts_levels_is_refused(seeded: torch.Generator) -> None:
+    weight = torch.randn(4, 100, generator=seeded)
+    with pytest.raises(ValueError, match="a multiple of 32 channels or all of them, not 48 of 100"):
+        ops.quantize_weight(weight, 4, 48)
+    assert ops.quantize_weight(weight, 4, 100)[2].shape == (4, 4)

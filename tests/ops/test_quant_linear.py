@@ -7,7 +7,12 @@ import torch
 
 from cpu_backend.ops import Activations, Codes, GroupScales, PackedLinear, QuantizedLinear
 from tests.ops.accuracy import guarded
-from tests.reference.quant import dequantize, int8_activations, quantize_weight
+from tests.reference.quant import (
+    dequantize,
+    dequantize_levels,
+    int8_activations,
+    quantize_weight,
+)
 
 # [tokens, out_features, in_features]
 SHAPES = [(1, 17, 64), (3, 33, 96), (4, 40, 100), (5, 64, 257), (13, 129, 512), (50, 70, 1000)]
@@ -60,12 +65,39 @@ def test_weight_only_is_as_accurate_as_bf16(
         zeros = random(seeded, *scales.shape).to(dtype)
     offset = codes if zero == "middle" else codes.int() + 2 ** (bits - 1)
     weight = dequantize(offset, scales, group, zeros, zero == "offset")
-    layer = QuantizedLinear(
-        symmetric(codes, bits), GroupScales(scales, group, zeros, zero == "offset"), k
-    )
+    layer = QuantizedLinear(symmetric(codes, bits), GroupScales(scales, group, zeros, zero), k)
     out = layer(x, None, bias)
     assert out.dtype == dtype
     assert_as_good_as_bf16(out, x, weight, bias)
+
+
+def random_levels(seeded: torch.Generator, n: int, k: int) -> torch.Tensor:
+    """uint16 [pieces, n], every step and base that is allowed."""
+    steps = torch.randint(0, 18, (-(-k // 32), n), generator=seeded)
+    bases = (torch.rand(steps.shape, generator=seeded) * (256 - 15 * steps)).int()
+    return (steps + 256 * bases).to(torch.uint16)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+@pytest.mark.parametrize("group", [32, 96, 128])
+def test_levels_are_as_accurate_as_bf16_and_are_8_bit_codes(
+    m: int, n: int, k: int, group: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    group = min(group, k)
+    codes = torch.randint(0, 16, (n, k), generator=seeded).byte()
+    scales = ((random(seeded, -(-k // group), n).abs() + 0.1) / 100).half()
+    levels = random_levels(seeded, n, k)
+    x, bias = random(seeded, m, k).to(dtype), random(seeded, n).to(dtype)
+    groups = GroupScales(scales, group, levels, "levels")
+    layer = QuantizedLinear(Codes(codes, "bytes", 4), groups, k)
+    weight = dequantize_levels(codes, scales, group, levels)
+    assert_as_good_as_bf16(layer(x, None, bias), x, weight, bias)
+    level = levels.int()[torch.arange(k) // 32].t()
+    expanded = Codes((codes * (level & 255) + (level >> 8)).byte(), "bytes", 8)
+    for activations in (Activations("int16"), Activations("int8")):
+        layer = QuantizedLinear(Codes(codes, "bytes", 4), groups, k, activations)
+        plain = QuantizedLinear(expanded, GroupScales(scales, group), k, activations)
+        assert torch.equal(layer(x, None, bias), plain(x, None, bias))
 
 
 @pytest.mark.parametrize(
@@ -290,6 +322,27 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
         QuantizedLinear(Codes(fp8, "bytes", 8), groups, 64, Activations("float"))
     with pytest.raises(TypeError, match="scales has dtype Double"):
         QuantizedLinear(good, GroupScales(scales.double(), 32), 64)
+
+
+def test_levels_that_do_not_fit_are_refused(seeded: torch.Generator) -> None:
+    codes = Codes(torch.randint(0, 16, (16, 160), generator=seeded).byte(), "bytes", 4)
+    scales, levels = torch.ones(2, 16), random_levels(seeded, 16, 160)
+    for groups, error, match in (
+        (GroupScales(scales, 80, levels, "levels"), ValueError, "is a multiple of 32, this one"),
+        (GroupScales(scales[:1], 160, levels, "levels"), ValueError, "at most 128 channels"),
+        (GroupScales(scales, 128, levels.short(), "levels"), TypeError, "Short, not uint16"),
+        (GroupScales(scales, 128, levels[:4], "levels"), ValueError, r"expected \[5, 16\]"),
+        (GroupScales(scales, 128, levels, "floors"), ValueError, 'zero_kind is "floors"; known'),
+    ):
+        with pytest.raises(error, match=match):
+            QuantizedLinear(codes, groups, 160)
+    beyond = levels.clone()
+    beyond[3, 7] = 16 + 256 * 16
+    with pytest.raises(ValueError, match="pass 255"):
+        QuantizedLinear(codes, GroupScales(scales, 128, beyond, "levels"), 160)
+    wide = Codes(codes.tensor, "bytes", 8)
+    with pytest.raises(ValueError, match="integer codes of at most 4 bits"):
+        QuantizedLinear(wide, GroupScales(scales, 128, levels, "levels"), 160)
 
 
 def test_output_of_the_op_stays_inside_its_rows(seeded: torch.Generator) -> None:

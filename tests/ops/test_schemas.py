@@ -74,12 +74,12 @@ linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
 multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
 pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \
-Tensor? zeros, bool zeros_are_offsets, Tensor? channels, int group, str activations, \
+Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, \
 float static_scale, int static_zero) -> int
 packed_bytes(int handle) -> int
 packed_rows(Tensor ids, int handle) -> Tensor
 quantize_weight(Tensor weight, int bits, int group) -> (Tensor codes, Tensor scales, \
-Tensor offsets, float error)
+Tensor levels, float error)
 read_bytes(Tensor data) -> int
 sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, Tensor seeds) \
 -> Tensor

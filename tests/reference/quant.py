@@ -33,6 +33,14 @@ def dequantize(
     return codes.double() * scale + zero if offsets else (codes.double() - zero) * scale
 
 
+def dequantize_levels(
+    codes: torch.Tensor, scales: torch.Tensor, group: int, levels: torch.Tensor
+) -> torch.Tensor:
+    """fp64 [n, k] of codes [n, k], scales [groups, n] and levels step + 256 * base [pieces, n]."""
+    level = levels.int()[torch.arange(codes.shape[1]) // 32].t()
+    return dequantize(codes * (level & 255) + (level >> 8) - 128, scales, group)
+
+
 def int8_activations(
     x: torch.Tensor, kind: str, scale: float, zero: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,9 +2,10 @@
 it is loaded.
 
 cpu_int8   8-bit codes, symmetric, one fp16 scale per 128 input channels and column: 8.1 bits
-cpu_int4   4-bit codes, an fp16 scale and offset per 32 input channels and column: 5 bits.  Each
-           group takes the best of several ranges after a least-squares fit of scale and offset.
-           Kept in 8 bits: the output layer, and every matrix whose 4-bit copy is off by more than
+cpu_int4   4-bit codes, per column an fp16 scale for 128 input channels and whole numbers, a step
+           and a base, for each 32 of them: 4.6 bits.  The step is the best of several after a
+           least-squares fit of the base.  Products meet 8-bit codes, step * code + base.  Kept in
+           8 bits: the output layer, and every matrix whose 4-bit copy is off by more than
            KEEP_ABOVE (relative Frobenius norm), which outlier channels bring about.
 
 Both multiply activations as 16-bit integers, scaled per row and up to 128 channels of a group.
@@ -36,13 +37,13 @@ from cpu_backend.ops import (
     quantize_weight,
 )
 
-INT8_GROUP, INT4_GROUP = 128, 32
+GROUP = 128
 KEEP_ABOVE = 0.10
 
 
 def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLinear:
     """weight [out, in], packed as the module's head says."""
-    group = min(INT8_GROUP, weight.shape[1])
+    group = min(GROUP, weight.shape[1])
     codes, scales, _, _ = quantize_weight(weight, 8, group)
     return QuantizedLinear(
         Codes(codes, "bytes", 8),
@@ -55,13 +56,13 @@ def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLine
 
 def pack_int4(weight: torch.Tensor) -> QuantizedLinear:
     """weight [out, in], packed as the module's head says: 8 bits where 4 lose too much."""
-    group = min(INT4_GROUP, weight.shape[1])
-    codes, scales, offsets, error = quantize_weight(weight, 4, group)
+    group = min(GROUP, weight.shape[1])
+    codes, scales, levels, error = quantize_weight(weight, 4, group)
     if error > KEEP_ABOVE:
         return pack_int8(weight)
     return QuantizedLinear(
         Codes(codes, "bytes", 4),
-        GroupScales(scales.t(), group, offsets.t(), offsets=True),
+        GroupScales(scales.t(), group, levels.t(), "levels"),
         weight.shape[1],
         weight_only_activations(),
     )

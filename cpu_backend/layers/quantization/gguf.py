@@ -210,7 +210,7 @@ def pack_blocks(
     middle = 2 ** (unpacked.bits - 1) - unpacked.middle if offsets is None else 0
     return QuantizedLinear(
         Codes(unpacked.codes, "bytes", unpacked.bits, middle),
-        GroupScales(unpacked.scales.t(), unpacked.group, offsets, offsets is not None),
+        GroupScales(unpacked.scales.t(), unpacked.group, offsets, "offset"),
         unpacked.codes.shape[1],
         weight_only_activations(),
         float_output,

@@ -1,0 +1,77 @@
+// ZeroKind::kLevels: 4-bit codes that stand for 8-bit ones, expanded into their packed form.
+//
+//   code8 = step * code + base, whole numbers for every 32 channels and column (core/quant.h)
+//
+// Four codes of a word, a byte each, are multiplied by a step at once: no product carries into the
+// next byte, because all of them and their bases end below 256.
+//
+// A product of few rows expands a group at a time, which stays in L1, one of many rows a panel at a
+// time: all rows of the product then meet 8-bit codes, and both ways give the same numbers.
+// (Two-level scales as in the K-quants of llama.cpp's GGUF, but whole numbers all through, so that
+// no group of 32 needs arithmetic in fp32.)
+#pragma once
+
+#include "core/quant.h"
+#include "isa/dot.h"
+#include "kernels/quant_pack.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+typedef uint16_t VecHalves __attribute__((vector_size(kVectorBytes)));
+
+// Shifts both halves of each lane.
+CPU_BACKEND_INLINE VecU shift_halves(VecU x, int bits) { return (VecU)((VecHalves)x >> bits); }
+
+// Asks for lines that are read in a while, where memory is what a loop waits for.
+CPU_BACKEND_INLINE void fetch_ahead(const char* from, int64_t bytes) {
+  constexpr int64_t kDistance = 2048;
+  for (int64_t line = 0; line < bytes; line += 64)
+    __builtin_prefetch(from + kDistance + line, 0, 3);
+}
+
+// Bytes of one panel's 8-bit codes for so many channels.
+constexpr int64_t expanded_bytes(int64_t channels) {
+  return ceil_div(channels, QuantLayout::kStep) * 4 * step_words(8) * kPanelWidth;
+}
+
+// The codes of one panel and group after its scales; returns where the panel goes on.
+static inline const char* expand_group(const char* from, int64_t channels, char* to) {
+  for (int64_t k = 0; k < channels; k += QuantLayout::kLevelChannels) {
+    VecHalves step[kPanelVecs];
+    VecU base[kPanelVecs];
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const VecU level = widen_bits(load_raw<VecH>(from + 2 * v * kLanes));
+      step[v] = (VecHalves)((level & 0xffu) * 0x00010001u);
+      base[v] = (level >> 8) * 0x01010101u;
+    }
+    from += kLevelsBytes;
+    const int64_t piece =
+        channels - k < QuantLayout::kLevelChannels ? channels - k : QuantLayout::kLevelChannels;
+    for (int64_t i = 0; i < piece; i += QuantLayout::kStep) {
+      fetch_ahead(from, 4 * kPanelWidth);
+      for (int v = 0; v < kPanelVecs; ++v) {
+        const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
+        const VecHalves low = (VecHalves)(word & 0x0f0f0f0fu);
+        const VecHalves high = (VecHalves)(shift_halves(word, 4) & 0x0f0f0f0fu);
+        store_raw(to + 4 * v * kLanes, (VecU)(low * step[v]) + base[v]);
+        store_raw(to + 4 * (kPanelWidth + v * kLanes), (VecU)(high * step[v]) + base[v]);
+      }
+      from += 4 * kPanelWidth;
+      to += 8 * kPanelWidth;
+    }
+  }
+  return from;
+}
+
+// A whole panel as layout.multiplied() has it.
+static inline void expand_panel(const QuantLayout& layout, const char* from, char* to) {
+  const int64_t scales = scale_bytes(layout);
+  for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
+    const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
+    __builtin_memcpy(to, from, static_cast<size_t>(scales));
+    from = expand_group(from + scales, channels, to + scales);
+    to += scales + expanded_bytes(channels);
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE
