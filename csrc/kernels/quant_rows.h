@@ -106,30 +106,36 @@ constexpr int kQuantRows = kMaxRows == 12 ? 12 : 4;
 constexpr int kBlock = QuantLayout::kStep * QuantLayout::kSegmentSteps;  // channels at a time
 
 // Four codes of one byte in memory order become the word that byte_of_channel() describes.
-template <class Words>
-CPU_BACKEND_INLINE Words order_quads(Words w) {
-  Words ordered{};
-  for (int c = 0; c < 4; ++c)
-    ordered |= (w >> (8 * (kFirstIsLow ? c : 3 - c)) & 0xffu) << (8 * byte_of_channel(c));
-  return ordered;
+CPU_BACKEND_INLINE VecU order_quads(VecU w) {
+  const VecU second = w >> 8 & 0x000000ffu;
+  const VecU third = w >> 16 & 0x000000ffu;
+  if (kFirstIsLow) return (w & 0xff0000ffu) | second << 16 | third << 8;
+  return w >> 24 << 16 | second << 24 | third | (w & 0xffu) << 8;
 }
 
-// Adds `size` codes, a multiple of 8 and at most kBlock, to the row and returns their sum.
-static inline int32_t add_codes(const int32_t* codes, int64_t size, bool quads, QuantRow& row) {
-  typedef uint32_t Words __attribute__((vector_size(kVectorBytes / 4)));
+// Adds `size` codes, a multiple of 8 and at most kBlock, to the row and returns their sum.  code(i)
+// is a vector of them; one of AVX-512 may reach past `size`, where codes are zero.
+template <class Code>
+CPU_BACKEND_INLINE int32_t add_codes(int64_t size, bool quads, QuantRow& row, const Code& code) {
   char narrow[2 * kBlock];
   VecI sum{};
-  for (int64_t i = 0; i < size; i += kLanes) {
-    // A vector of AVX-512 may reach past `size`; the block is zero there.
-    const VecI v = load_raw<VecI>(codes + i);
-    sum = sum + v;
-    if (quads) {
-      store_raw(narrow + i, order_quads((Words)narrow_to_bytes((VecU)v)));
-    } else {
+  if (quads) {
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const VecI v = code(i);
+      sum = sum + v;
+      store_raw(narrow + i, narrow_to_bytes((VecU)v));
+    }
+    for (int64_t i = 0; i < size; i += kVectorBytes)
+      store_raw(narrow + i, order_quads(load_raw<VecU>(narrow + i)));
+    row.add_steps<1>(narrow, size);
+  } else {
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const VecI v = code(i);
+      sum = sum + v;
       store_raw(narrow + 2 * i, narrow_bits((VecU)v));
     }
+    row.add_steps<2>(narrow, size);
   }
-  quads ? row.add_steps<1>(narrow, size) : row.add_steps<2>(narrow, size);
   return sum_lanes(sum);
 }
 
@@ -178,7 +184,9 @@ struct Rounding {
 template <class T>
 CPU_BACKEND_INLINE void load_channels(const QuantRowsArgs& args, const T* x, int64_t k, int64_t n,
                                       int64_t size, float* values) {
-  for (int64_t i = 0; i < size; i += kLanes) store(values + i, Vec{});
+  // What no channel is written to below.
+  const int64_t whole = args.channels ? 0 : n - n % kLanes;
+  for (int64_t i = whole; i < size; i += kLanes) store(values + i, Vec{});
   if (args.channels) {
     for (int64_t i = 0; i < n; ++i) {
       const int32_t channel = args.channels[k + i];
@@ -240,7 +248,6 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
         for (int64_t k = first; k < last; k += kBlock) {
           const int64_t n = last - k < kBlock ? last - k : kBlock;
           float values[kBlock];
-          int32_t codes[kBlock];
           const int64_t size = round_up(n, QuantLayout::kStep);
           load_channels(args, x, k, n, size, values);
           if (floats) {
@@ -250,9 +257,9 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           if (per_segment) {
             rounding = Rounding::by_magnitude(range_of(values, size).max_magnitude(), highest);
           }
-          for (int64_t i = 0; i < size; i += kLanes)
-            store_raw(codes + i, rounding(load(values + i)));
-          sum += add_codes(codes, size, quads, row);
+          sum += add_codes(size, quads, row, [&](int64_t i) CPU_BACKEND_LAMBDA {
+            return rounding(load(values + i));
+          });
         }
         if (!floats) row.end_segment(layout, rounding.scale, sum);
       }
@@ -333,7 +340,8 @@ static inline void quantize_given(const QuantGivenArgs& args, Slice rows) {
         int32_t codes[kBlock] = {};
         // NOLINTNEXTLINE(bugprone-signed-char-misuse): numbers, not characters
         for (int64_t i = 0; i < n; ++i) codes[i] = x[k + i];
-        sum += add_codes(codes, round_up(n, QuantLayout::kStep), quads, row);
+        sum += add_codes(round_up(n, QuantLayout::kStep), quads, row,
+                         [&](int64_t i) CPU_BACKEND_LAMBDA { return load_raw<VecI>(codes + i); });
       }
       row.end_segment(layout, args.scales[r * args.scale_stride], sum);
     }
