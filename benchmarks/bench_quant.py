@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from limits import fma_peak, int8_peak, read_bandwidth
@@ -24,38 +25,53 @@ SHAPES = {"1B gate_up": (16384, 2048), "8B o": (4096, 4096), "8B gate_up": (2867
 TOKENS = (1, 4, 16, 128, 512)
 ROTATED_BYTES = 256 << 20
 
-# name: bits, group (0: all of in_features), activations
+
+@dataclass(frozen=True)
+class Scheme:
+    bits: int
+    group: int  # 0: all of in_features
+    activations: str
+    levels: bool = False  # two levels of scales, as cpu_int4 has them
+
+
 SCHEMES = {
     "bf16": None,
-    "W8A8 token": (8, 0, "int8_token"),
-    "W8A16 group 128": (8, 128, "int16"),
-    "W4A16 group 128": (4, 128, "int16"),
-    "W4A16 group 32": (4, 32, "int16"),
-    "W4A8 group 128": (4, 128, "int8"),
-    "W4A8 group 32": (4, 32, "int8"),
+    "W8A8 token": Scheme(8, 0, "int8_token"),
+    "W8A16 group 128": Scheme(8, 128, "int16"),
+    "W4A16 group 128": Scheme(4, 128, "int16"),
+    "W4A16 group 32": Scheme(4, 32, "int16"),
+    "W4A16 levels": Scheme(4, 128, "int16", levels=True),
+    "W4A8 group 128": Scheme(4, 128, "int8"),
+    "W4A8 group 32": Scheme(4, 32, "int8"),
+    "W4A8 levels": Scheme(4, 128, "int8", levels=True),
 }
 
 
 def make(
-    scheme: tuple[int, int, str] | None, out_features: int, in_features: int
+    scheme: Scheme | None, out_features: int, in_features: int
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor, int]:
     """A layer, its dequantized weight and its bytes."""
     if scheme is None:
         weight = torch.randn(out_features, in_features).bfloat16()
         return ops.PackedLinear(weight), weight, weight.nbytes
-    bits, group, activations = scheme
-    group = group or in_features
-    middle = 2 ** (bits - 1)
+    group = scheme.group or in_features
+    middle = 2 ** (scheme.bits - 1)
     codes = torch.randint(0, 2 * middle, (out_features, in_features), dtype=torch.uint8)
     scales = (torch.rand(in_features // group, out_features) + 0.5).bfloat16() / middle
+    values, groups = codes.float() - middle, ops.GroupScales(scales, group)
+    if scheme.levels:
+        step, base = 10, 50
+        levels = torch.full((in_features // 32, out_features), step + 256 * base).to(torch.uint16)
+        values = codes.float() * step + base - 128
+        groups = ops.GroupScales(scales, group, levels, "levels")
     layer = ops.QuantizedLinear(
-        ops.Codes(codes, "bytes", bits),
-        ops.GroupScales(scales, group),
+        ops.Codes(codes, "bytes", scheme.bits),
+        groups,
         in_features,
-        ops.Activations(activations),
+        ops.Activations(scheme.activations),
     )
     spread = scales.float().repeat_interleave(group, 0).t()
-    return layer, ((codes.float() - middle) * spread).bfloat16(), layer.nbytes
+    return layer, (values * spread).bfloat16(), layer.nbytes
 
 
 def measure(name: str, shape: str) -> list[dict[str, float | str | int]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.compare.environments import run_step
 
 CONVERT = Path(__file__).parent / "convert"
+QUANTIZE = Path(__file__).parents[2] / "examples" / "quantize_model.py"
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ class ModelFiles:
             return self._demo_model()
         folder = self.cache / "models" / self.model.name / "checkpoint"
         return self._made(folder, self._write_random)
+
+    def quantized(self, scheme: str) -> Path:
+        """``scheme`` as examples/quantize_model.py names it."""
+        source, script = str(self.checkpoint()), [str(self.python("cpu_backend")), str(QUANTIZE)]
+        return self._made(self._folder() / scheme, lambda out: [*script, scheme, source, str(out)])
 
     def gguf(self, weights: str) -> Path:
         """``weights`` as GGUF names them: F32, BF16, F16, Q8_0, Q4_1."""

