@@ -94,7 +94,7 @@ def test_levels_are_as_accurate_as_bf16_and_are_8_bit_codes(
     assert_as_good_as_bf16(layer(x, None, bias), x, weight, bias)
     level = levels.int()[torch.arange(k) // 32].t()
     expanded = Codes((codes * (level & 255) + (level >> 8)).byte(), "bytes", 8)
-    for activations in (Activations("int16"), Activations("int8")):
+    for activations in map(Activations, ("int16", "int8", "int8_token", "int8_token_azp")):
         layer = QuantizedLinear(Codes(codes, "bytes", 4), groups, k, activations)
         plain = QuantizedLinear(expanded, GroupScales(scales, group), k, activations)
         assert torch.equal(layer(x, None, bias), plain(x, None, bias))
