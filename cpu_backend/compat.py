@@ -21,6 +21,7 @@
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
+| pack_experts                   | the same for mixtures of experts          | a platform hook   |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
@@ -346,6 +347,15 @@ def pack_linear_weights() -> None:
     from cpu_backend.layers import linear
 
     utils.dispatch_cpu_unquantized_gemm = linear.pack_unquantized
+
+
+def pack_experts() -> None:
+    """Have the host's mixtures of experts run on this project's op."""
+    from vllm.model_executor.layers.fused_moe.oracle import unquantized
+
+    from cpu_backend.layers import experts
+
+    unquantized.backend_to_kernel_cls = experts.classes_for_cpu(unquantized.backend_to_kernel_cls)
 
 
 def map_parameters() -> None:

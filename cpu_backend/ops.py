@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -105,6 +106,19 @@ def _register_fakes() -> None:
     @torch.library.register_fake("cpu_backend::linear_add")
     def _(
         residual: torch.Tensor, x: torch.Tensor, handle: int, bias: torch.Tensor | None
+    ) -> None: ...
+
+    @torch.library.register_fake("cpu_backend::experts")
+    def _(
+        out: torch.Tensor,
+        x: torch.Tensor,
+        gate_up: list[int],
+        down: list[int],
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        activation: str,
     ) -> None: ...
 
     @torch.library.register_fake("cpu_backend::linear_act_and_mul")
@@ -395,3 +409,52 @@ class QuantizedLinear(PackedLinear):
             activations.zero,
         )
         self._own(handle, groups.scales.shape[1], float_output)
+
+
+class Experts:
+    """The gated feed-forward networks of a mixture of experts.
+
+    gate_up  per expert [2 * intermediate, hidden], the gate first; unquantized ones in 2 parts
+    down     per expert [hidden, intermediate]
+    Weights of each list have one shape and one kind; ``activation`` is silu, gelu or gelu_tanh.
+    """
+
+    def __init__(
+        self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], activation: str
+    ) -> None:
+        self._weights = (*gate_up, *down)  # kept alive
+        self._gate_up = [weight._handle for weight in gate_up]
+        self._down = [weight._handle for weight in down]
+        self._activation = activation
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all packed weights."""
+        return sum(weight.nbytes for weight in self._weights)
+
+    def __call__(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+    ) -> None:
+        """x [tokens, hidden] to out, the weighted sum of its experts' outputs, alike in shape.
+
+        topk_weights fp32 and topk_ids int32 [tokens, top_k]; a negative id adds nothing, a too
+        large one raises IndexError.  gate_up_bias [experts, 2 * intermediate], down_bias
+        [experts, hidden], in the dtype of x.  A token's result does not depend on the others.
+        """
+        torch.ops.cpu_backend.experts.default(
+            out,
+            x,
+            self._gate_up,
+            self._down,
+            gate_up_bias,
+            down_bias,
+            topk_weights,
+            topk_ids,
+            self._activation,
+        )

@@ -17,6 +17,7 @@ def register_all() -> None:
     at_load.register()
     gguf.register()
     compat.pack_linear_weights()
+    compat.pack_experts()
     compat.map_parameters()
     compat.choose_top_tokens_without_sort()
     quantization.register_kernels()

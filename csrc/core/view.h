@@ -33,6 +33,18 @@ struct SumArgs {
   Data y;
 };
 
+// y[t] = the weighted sum of `count` rows of x; see kernels/combine.h.
+struct CombineArgs {
+  ConstData x;
+  int64_t x_stride;
+  const int32_t* places;  // [tokens, count] rows of x, negative: none
+  const float* weights;   // [tokens, count]
+  int64_t count;
+  Data y;
+  int64_t y_stride;
+  int64_t size;
+};
+
 enum class Activation : int {
   kSilu,
   kGelu,       // x/2 * erfc(-x/sqrt(2))

@@ -2,6 +2,7 @@
 #include "dispatch/kernel_table.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/combine.h"
 #include "kernels/copy.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
@@ -112,6 +113,9 @@ const KernelTable kTable = {
     },
     [](DType type, const SumArgs& args, Slice elements) {
       with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });
+    },
+    [](DType type, const CombineArgs& args, Slice tokens) {
+      with_type(type, [&](auto t) { combine<decltype(t)>(args, tokens); });
     },
     copy_bytes,
     [](DType type, const void* x, int64_t size) {

@@ -42,6 +42,7 @@ struct KernelTable {
   void (*quantize_given)(const QuantGivenArgs&, Slice rows);
   void (*quant_gemm)(DType, const QuantGemmArgs&, Slice rows, Slice panels, float* scratch);
   void (*sum_buffers)(DType, const SumArgs&, Slice elements);
+  void (*combine)(DType, const CombineArgs&, Slice tokens);
   void (*copy_bytes)(const char* from, char* to, int64_t bytes);
 
   int64_t (*argmax_row)(DType, const void* x, int64_t size);

@@ -177,6 +177,10 @@ TORCH_LIBRARY(cpu_backend, m) {
       "linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, "
       "str activation) -> ()");
   m.impl("linear_act_and_mul", torch::dispatch(c10::DispatchKey::CPU, linear_act_and_mul));
+  m.def(
+      "experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, "
+      "Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()");
+  m.impl("experts", torch::dispatch(c10::DispatchKey::CPU, experts));
   m.def("read_bytes(Tensor data) -> int");
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);

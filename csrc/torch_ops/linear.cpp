@@ -3,10 +3,9 @@
 // The host packs a weight once ("create"), keeps the number it gets, frees its own copy and calls
 // with activations from then on.  The names say oneDNN because the host's own code does; what runs
 // here is this project's packed GEMM (kernels/gemm.h).
-#include "core/gemm_plan.h"
 #include "torch_ops/ops.h"
-#include "torch_ops/packed_linear.h"
 #include "torch_ops/parallel.h"
+#include "torch_ops/product.h"
 #include "torch_ops/views.h"
 #include "torch_ops/weight_memory.h"
 
@@ -40,13 +39,6 @@ int64_t pack(const at::Tensor& weight, int64_t n, int64_t k, int64_t n_stride, i
   return reinterpret_cast<int64_t>(linear.release());
 }
 
-Activation activation_named(c10::string_view name) {
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu") return Activation::kGelu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  TORCH_CHECK_VALUE(false, "activation '", name, "' is unknown: silu, gelu and gelu_tanh are.");
-}
-
 // [..., k] as [tokens, k]; a layout that only a copy can flatten is copied.
 at::Tensor token_rows(const at::Tensor& x) {
   if (x.dim() == 2) return x;
@@ -78,25 +70,28 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
     epilogue.bias = bias->const_data_ptr();
   }
   if (m == 0) return;
-  const DType dtype = dtype_of(a, "input");
+  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized || (!epilogue.residual && !epilogue.gated),
+                              "a quantized weight takes neither residual nor activation.");
+  Product product{};
+  product.weight = &weight;
+  product.dtype = dtype_of(a, "input");
+  product.m = m;
+  product.rows = a.data_ptr();
+  product.rows_stride = a.stride(0);
+  product.c = out.data;
+  product.c_stride = out.stride;
+  product.float_output = float_output;
+  product.epilogue = epilogue;
+  at::Tensor taken;
   if (weight.quantized) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!epilogue.residual && !epilogue.gated,
-                                "a quantized weight takes neither residual nor activation.");
-    return run_quantized(weight, a, bias, c);
+    taken = at::empty({m, product_row_bytes(weight)}, at::kByte);
+    product.rows = taken.data_ptr();
+    parallel_slices(m, row_grain(weight.k),
+                    [=, x = a.const_data_ptr(), stride = a.stride(0)](Slice rows) {
+                      product.take_rows(x, stride, rows);
+                    });
   }
-  const GemmArgs args{a.const_data_ptr(), a.stride(0), weight.packed.const_data_ptr(),
-                      weight.parts,       out.data,    out.stride,
-                      float_output,       m,           weight.n,
-                      weight.k,           epilogue};
-  const KernelTable& table = kernels();
-  const GemmShape shape{m, weight.n, weight.k, table.panel_count(weight.n, weight.parts),
-                        epilogue.gated ? 2 : 1};
-  const int64_t rows = gemm_rows(m, weight.k, weight.packed.element_size());
-  const GemmPlan plan = plan_gemm(shape, rows, at::get_num_threads());
-  parallel_items([=] { return plan.items(); }, table.gemm_scratch_floats,
-                 [=, gemm = table.gemm](int64_t item, float* scratch) {
-                   gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
-                 });
+  run_product(product);
 }
 
 }  // namespace
@@ -165,7 +160,7 @@ void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
   check_same_dtype(out, "output", x, "input");
   GemmEpilogue epilogue{};
   epilogue.gated = true;
-  epilogue.activation = activation_named(activation);
+  epilogue.activation = gating_named(activation);
   run_linear(weight, token_rows(x), bias, epilogue, out);
 }
 

@@ -57,6 +57,12 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
                       const OptionalTensor& azp, const OptionalTensor& azp_adj,
                       const OptionalTensor& bias, const at::Tensor& handle);
 
+// experts.cpp
+void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::IntArrayRef down,
+             const OptionalTensor& gate_up_bias, const OptionalTensor& down_bias,
+             const at::Tensor& topk_weights, const at::Tensor& topk_ids,
+             c10::string_view activation);
+
 // quant_activations.cpp
 void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at::Tensor& scale,
                               const OptionalTensor& azp);

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <memory>
-#include <optional>
 
 #include "core/quant.h"
 
@@ -29,9 +28,5 @@ struct PackedLinear {
 };
 
 const PackedLinear& packed_linear(int64_t handle);
-
-// c = a * weight^T + bias with a quantized weight; shapes and types are checked.
-void run_quantized(const PackedLinear& weight, const at::Tensor& a,
-                   const std::optional<at::Tensor>& bias, const at::Tensor& c);
 
 }  // namespace cpu_backend

@@ -1,17 +1,14 @@
 // Quantized linear layers: packing any scheme's weight, running it, and the host's int8 product.
 #include <cmath>
 
-#include "core/gemm_plan.h"
 #include "torch_ops/ops.h"
-#include "torch_ops/packed_linear.h"
 #include "torch_ops/parallel.h"
+#include "torch_ops/product.h"
 #include "torch_ops/views.h"
 #include "torch_ops/weight_memory.h"
 
 namespace cpu_backend {
 namespace {
-
-constexpr int64_t kCacheBytes = 128 * 1024;  // of L2, for an item's rows while panels pass by
 
 template <class Enum>
 Enum one_of(const std::string& text, const char* name,
@@ -115,44 +112,6 @@ void check_levels(const at::Tensor& levels, const QuantLayout& layout) {
                     "a step and base of the levels pass 255: 15 * step + base must not.");
 }
 
-// Items of whole tiles of equal size; layout as multiplied.
-struct ItemTiles {
-  int64_t rows, tile_rows;
-
-  ItemTiles(const QuantLayout& layout, int64_t m) {
-    const KernelTable& table = kernels();
-    const int64_t most = item_rows(m, kCacheBytes / table.quant_row_bytes(layout));
-    const int64_t wanted = std::min(m, most);
-    const bool floats = layout.activations == Activations::kFloat;
-    const int64_t tiles = ceil_div(wanted, floats ? 1 : table.quant_tile_rows);
-    tile_rows = ceil_div(wanted, tiles);
-    rows = tiles * tile_rows;
-  }
-};
-
-void run_product(const QuantizedWeight& weight, DType dtype, const QuantGemmArgs& args) {
-  const KernelTable& table = kernels();
-  const int64_t m = args.rows.m;
-  const GemmShape shape{m, weight.layout.n, weight.layout.k,
-                        ceil_div(weight.layout.n, table.panel_width), 1};
-  const ItemTiles tiles(weight.layout.multiplied(), m);
-  const GemmPlan plan = plan_gemm(shape, tiles.rows, at::get_num_threads());
-  const auto run_item = [=, gemm = table.quant_gemm](int64_t item, float* scratch) {
-    gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
-  };
-  parallel_items([items = plan.items()] { return items; },
-                 table.quant_scratch_floats(weight.layout), run_item);
-}
-
-at::Tensor row_buffer(const QuantLayout& layout, int64_t m) {
-  return at::empty({m, kernels().quant_row_bytes(layout)}, at::kByte);
-}
-
-QuantRows rows_in(const at::Tensor& buffer, const QuantLayout& layout) {
-  const int64_t m = buffer.size(0);
-  return {buffer.data_ptr(), m, ItemTiles(layout, m).tile_rows};
-}
-
 int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
              std::unique_ptr<QuantizedWeight> quantized) {
   const KernelTable& table = kernels();
@@ -173,36 +132,6 @@ int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
 }
 
 }  // namespace
-
-void run_quantized(const PackedLinear& weight, const at::Tensor& a,
-                   const std::optional<at::Tensor>& bias, const at::Tensor& c) {
-  const QuantizedWeight& quantized = *weight.quantized;
-  const int64_t m = a.size(0);
-  const DType dtype = dtype_of(a, "input");
-  const QuantLayout multiplied = quantized.layout.multiplied();
-  const at::Tensor rows = row_buffer(multiplied, m);
-  QuantRowsArgs rows_args{};
-  rows_args.layout = multiplied;
-  rows_args.x = a.const_data_ptr();
-  rows_args.x_stride = a.stride(0);
-  rows_args.channels_in = weight.k;
-  rows_args.channels =
-      quantized.channels.defined() ? quantized.channels.const_data_ptr<int32_t>() : nullptr;
-  rows_args.static_scale = &quantized.static_scale;
-  rows_args.static_zero = &quantized.static_zero;
-  rows_args.rows = rows_in(rows, multiplied);
-  parallel_slices(m, row_grain(weight.k),
-                  [=](Slice slice) { kernels().quantize_rows(dtype, rows_args, slice); });
-  QuantGemmArgs args{};
-  args.layout = quantized.layout;
-  args.rows = rows_args.rows;
-  args.packed = weight.packed.const_data_ptr();
-  args.bias = bias ? bias->const_data_ptr() : nullptr;
-  args.c = c.data_ptr();
-  args.c_stride = rows_of(c, "output").stride;
-  args.float_output = c.scalar_type() != a.scalar_type();
-  run_product(quantized, dtype, args);
-}
 
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
                        int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
@@ -358,19 +287,19 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
   const float* scales = typed_data<float>(a_scales, "activation scales");
   TORCH_CHECK_VALUE(a_scales.numel() == 1 || a_scales.numel() == m, "activation scales have shape ",
                     a_scales.sizes(), ", expected one, or one per row of ", m, ".");
-  const at::Tensor rows = row_buffer(quantized.layout, m);
-  QuantGivenArgs given{
-      quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
-      scales,           a_scales.numel() == 1 ? 0 : 1, rows_in(rows, quantized.layout)};
+  const at::Tensor rows = at::empty({m, product_row_bytes(weight)}, at::kByte);
+  Product product{};
+  product.weight = &weight;
+  product.dtype = dtype_of(c, "output");
+  product.m = m;
+  product.rows = rows.data_ptr();
+  product.c = out.data;
+  product.c_stride = out.stride;
+  product.epilogue.bias = bias ? bias->const_data_ptr() : nullptr;
+  const QuantGivenArgs given{quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
+                             scales,           a_scales.numel() == 1 ? 0 : 1, product.quant_rows()};
   parallel_slices(m, row_grain(weight.k),
                   [=](Slice slice) { kernels().quantize_given(given, slice); });
-  QuantGemmArgs args{};
-  args.layout = quantized.layout;
-  args.rows = given.rows;
-  args.packed = weight.packed.const_data_ptr();
-  args.bias = bias ? bias->const_data_ptr() : nullptr;
-  args.c = out.data;
-  args.c_stride = out.stride;
   at::Tensor row_shift;
   if (azp) {
     if (StepRecording* recording = StepRecording::current())
@@ -383,10 +312,10 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
                       ", expected one per column of ", weight.n, ".");
     row_shift =
         (a_scales.reshape(-1) * azp->reshape(-1).to(at::kFloat)).neg().expand(m).contiguous();
-    args.row_shift = row_shift.const_data_ptr<float>();
-    args.column_shift = typed_data<float>(adjust, "azp_adj");
+    product.row_shift = row_shift.const_data_ptr<float>();
+    product.column_shift = typed_data<float>(adjust, "azp_adj");
   }
-  run_product(quantized, dtype_of(c, "output"), args);
+  run_product(product);
 }
 
 }  // namespace cpu_backend

@@ -20,6 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -28,6 +33,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
+from cpu_backend.layers.experts import CpuExperts
 from cpu_backend.layers.quantization.packing import OwnConfig, weight_only_activations
 from cpu_backend.ops import (
     Activations,
@@ -95,6 +101,21 @@ class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
         layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
+class AtLoadExpertsMethod(UnquantizedFusedMoEMethod):
+    """A mixture of experts, each of whose matrices is packed like a linear layer's."""
+
+    def __init__(self, moe: FusedMoEConfig, pack: Callable[[torch.Tensor], QuantizedLinear]) -> None:
+        super().__init__(moe)
+
+        class Experts(CpuExperts):
+            @staticmethod
+            def pack(weight: torch.Tensor, parts: int) -> QuantizedLinear:
+                del parts
+                return pack(weight)
+
+        self.experts_cls = Experts
+
+
 class _AtLoadConfig(OwnConfig):
     """What both share: no configuration in the checkpoint."""
 
@@ -109,6 +130,8 @@ class _AtLoadConfig(OwnConfig):
             return AtLoadLinearMethod(type(self).pack)
         if isinstance(layer, ParallelLMHead):
             return AtLoadHeadMethod()
+        if isinstance(layer, RoutedExperts):
+            return AtLoadExpertsMethod(layer.moe_config, type(self).pack)
         return None
 
 

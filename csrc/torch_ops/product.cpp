@@ -1,0 +1,109 @@
+#include "torch_ops/product.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "torch_ops/parallel.h"
+
+namespace cpu_backend {
+namespace {
+
+constexpr int64_t kCacheBytes = 128 * 1024;  // of L2, for an item's rows while panels pass by
+
+// Items of whole tiles of equal size; layout as multiplied.
+struct ItemTiles {
+  int64_t rows, tile_rows;
+
+  ItemTiles(const QuantLayout& layout, int64_t m) {
+    const KernelTable& table = kernels();
+    const int64_t most = item_rows(m, kCacheBytes / table.quant_row_bytes(layout));
+    const int64_t wanted = std::min(m, most);
+    const bool floats = layout.activations == Activations::kFloat;
+    const int64_t tiles = ceil_div(wanted, floats ? 1 : table.quant_tile_rows);
+    tile_rows = ceil_div(wanted, tiles);
+    rows = tiles * tile_rows;
+  }
+};
+
+}  // namespace
+
+int64_t product_row_bytes(const PackedLinear& weight) {
+  return weight.quantized ? kernels().quant_row_bytes(weight.quantized->layout.multiplied())
+                          : weight.k * weight.packed.element_size();
+}
+
+int64_t product_scratch_floats(const PackedLinear& weight) {
+  return weight.quantized ? kernels().quant_scratch_floats(weight.quantized->layout)
+                          : kernels().gemm_scratch_floats;
+}
+
+GemmPlan Product::plan(int64_t threads) const {
+  const GemmShape shape{m, weight->n, weight->k, kernels().panel_count(weight->n, weight->parts),
+                        epilogue.gated ? 2 : 1};
+  const int64_t item_rows = weight->quantized
+                                ? ItemTiles(weight->quantized->layout.multiplied(), m).rows
+                                : gemm_rows(m, weight->k, weight->packed.element_size());
+  return plan_gemm(shape, item_rows, threads);
+}
+
+QuantRows Product::quant_rows() const {
+  return {rows, m, ItemTiles(weight->quantized->layout.multiplied(), m).tile_rows};
+}
+
+void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
+  if (!weight->quantized) {
+    const int64_t bytes = product_row_bytes(*weight);
+    const int64_t element = bytes / weight->k;
+    for (int64_t r = taken.begin; r < taken.end; ++r)
+      std::memcpy(static_cast<char*>(rows) + r * rows_stride * element,
+                  static_cast<const char*>(x) + r * x_stride * element, bytes);
+    return;
+  }
+  const QuantizedWeight& quantized = *weight->quantized;
+  QuantRowsArgs args{};
+  args.layout = quantized.layout.multiplied();
+  args.x = x;
+  args.x_stride = x_stride;
+  args.channels_in = weight->k;
+  args.channels =
+      quantized.channels.defined() ? quantized.channels.const_data_ptr<int32_t>() : nullptr;
+  args.static_scale = &quantized.static_scale;
+  args.static_zero = &quantized.static_zero;
+  args.rows = quant_rows();
+  kernels().quantize_rows(dtype, args, taken);
+}
+
+void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
+  if (weight->quantized) {
+    const QuantGemmArgs args{weight->quantized->layout,
+                             quant_rows(),
+                             weight->packed.const_data_ptr(),
+                             row_shift,
+                             column_shift,
+                             epilogue.bias,
+                             c,
+                             c_stride,
+                             float_output};
+    return kernels().quant_gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
+  }
+  const GemmArgs args{rows,          rows_stride, weight->packed.const_data_ptr(),
+                      weight->parts, c,           c_stride,
+                      float_output,  m,           weight->n,
+                      weight->k,     epilogue};
+  kernels().gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
+}
+
+Activation gating_named(c10::string_view name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  TORCH_CHECK_VALUE(false, "activation '", name, "' is unknown: silu, gelu and gelu_tanh are.");
+}
+
+void run_product(const Product& product) {
+  const GemmPlan plan = product.plan(at::get_num_threads());
+  parallel_items([=] { return plan.items(); }, product_scratch_floats(*product.weight),
+                 [=](int64_t item, float* scratch) { product.run(plan, item, scratch); });
+}
+
+}  // namespace cpu_backend
