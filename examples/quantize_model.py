@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROJECTIONS = (
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3",
+)  # fmt: skip
 PARAGRAPH = (
     "The harbour lay quiet in the grey of the morning. Three boats came in with their nets full, "
     "and the men sang as they carried the baskets up the steps to the market."

@@ -1,17 +1,29 @@
-"""Mixtures of experts: each expert packed like a linear layer, all of them run by one op."""
+"""Mixtures of experts: each matrix of an expert packed like a linear layer, all run by one op."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
-from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-from vllm.model_executor.layers.fused_moe.modular_kernel import (
-    ExpertTokensMetadata,
-    FusedMoEExpertsModular,
+from vllm.model_executor.layers.fused_moe.config import (
+    FusedMoEConfig,
+    FusedMoEQuantConfig,
+    biased_moe_quant_config,
 )
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.modular_kernel import ExpertTokensMetadata
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+    UnquantizedMoeBackend,
+    make_unquantized_moe_kernel,
+)
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
 
 from cpu_backend import ops
 
@@ -19,7 +31,7 @@ ACTIVATIONS = (MoEActivation.SILU, MoEActivation.GELU, MoEActivation.GELU_TANH)
 
 
 class CpuExperts(CPUUnquantizedExperts):
-    """Experts of fp32, bf16 or fp16 in their own dtype, of any size."""
+    """The host's frame around the op: any size of experts, whatever their weights are."""
 
     packed: ops.Experts
 
@@ -27,30 +39,15 @@ class CpuExperts(CPUUnquantizedExperts):
     def _supports_grouped_gemm(cls, moe_config: FusedMoEConfig) -> tuple[bool, str | None]:
         return True, None
 
-    @classmethod
-    def _padded_intermediate_size(cls, moe_config: FusedMoEConfig) -> int:
-        return int(moe_config.intermediate_size_per_partition)
-
     @staticmethod
     def _supports_activation(activation: MoEActivation) -> bool:
         return activation in ACTIVATIONS
 
     @staticmethod
-    def pack(weight: torch.Tensor, parts: int) -> ops.PackedLinear:
-        """One expert's weight [out, in]; gate and up projections come in 2 parts."""
-        return ops.PackedLinear(weight, parts=parts)
-
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Pack w13 [experts, 2 * intermediate, hidden] and w2 [experts, hidden, intermediate], and
-        free them: what stays has their shape and no memory, because the host asks for it.
-        """
-        packed = []
-        for name, parts in (("w13_weight", 2), ("w2_weight", 1)):
-            weight = getattr(layer, name).detach()
-            packed.append([self.pack(expert, parts) for expert in weight])
-            freed = weight.new_empty(1).expand(weight.shape)
-            setattr(layer, name, torch.nn.Parameter(freed, requires_grad=False))
-        self.packed = ops.Experts(*packed, self.moe_config.activation.value)
+    def _supports_quant_scheme(
+        weight_key: QuantKey | None, activation_key: QuantKey | None
+    ) -> bool:
+        return True
 
     def apply(
         self,
@@ -90,15 +87,88 @@ class CpuExperts(CPUUnquantizedExperts):
         )
 
 
-def classes_for_cpu(original: Any) -> Any:
-    """The host's ``backend_to_kernel_cls`` with this backend's class in the place of its CPU ones,
-    which choose among kernels by the name of an instruction set.
-    """
-    from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+class ExpertsMethod(FusedMoEMethodBase):
+    """What follows the loading, in the place of the host's own: a mixin before a host's class.
 
-    def backend_to_kernel_cls(backend: Any) -> list[type[FusedMoEExpertsModular]]:
-        if backend == UnquantizedMoeBackend.CPU:
-            return [CpuExperts]
-        return list(original(backend))
+    That class has made the parameters, [experts, ...] each; ``matrix`` packs what belongs to one
+    expert's gate and up projection ("w13") or down projection ("w2").
+    """
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> ops.PackedLinear:
+        """[2 * intermediate, hidden] in 2 parts, or [hidden, intermediate]."""
+        raise NotImplementedError
+
+    def process_weights_after_loading(self, layer: RoutedExperts) -> None:
+        """Pack every expert and free the checkpoint's tensors.
+
+        What stays has the shape of the weights and no memory, because the host asks for it.
+        """
+        from cpu_backend.layers.quantization.packing import naming
+
+        with naming(layer):
+            gate_up, down = (
+                [self.matrix(layer, name, e) for e in range(layer.local_num_experts)]
+                for name in ("w13", "w2")
+            )
+        self.moe_quant_config = self.get_fused_moe_quant_config(layer)
+        for name, _ in list(layer.named_parameters(recurse=False)):
+            if name.startswith(("w13_", "w2_")) and not name.endswith("_bias"):
+                setattr(layer, name, None)
+        for name, packed in (("w13_weight", gate_up), ("w2_weight", down)):
+            empty = torch.empty(1).expand(len(packed), packed[0].out_features, 1)
+            layer.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
+        self.moe_kernel = make_unquantized_moe_kernel(
+            self.moe_quant_config,
+            self.moe,
+            UnquantizedMoeBackend.CPU,
+            CpuExperts,
+            layer._expert_routing_tables(),
+        )
+        self.moe_kernel.fused_experts.packed = ops.Experts(gate_up, down, self.moe.activation.value)
+
+    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig:
+        """Biases; scales are in the packed weights."""
+        return biased_moe_quant_config(*(self._bias(layer, name) for name in ("w13", "w2")))
+
+    def _bias(self, layer: RoutedExperts, name: str) -> torch.Tensor | None:
+        name += "_bias"
+        if self.moe.has_bias or name in layer._loaded_expert_biases:
+            bias: torch.Tensor = getattr(layer, name)
+            return bias
+        return None
+
+    apply = UnquantizedFusedMoEMethod.forward_native
+
+
+class UnquantizedExpertsMethod(ExpertsMethod):
+    """Experts of fp32, bf16 or fp16 in their own dtype."""
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> ops.PackedLinear:
+        """As loaded."""
+        weight = getattr(layer, f"{name}_weight").detach()[expert]
+        return ops.PackedLinear(weight, parts=2 if name == "w13" else 1)
+
+
+def instead_of_the_hosts(
+    choose: Callable[..., FusedMoEMethodBase], mixins: dict[type, type]
+) -> Callable[..., FusedMoEMethodBase]:
+    """``RoutedExperts._get_quant_method`` that gives the host's methods their mixins."""
+    ours = {host: type(mixin.__name__, (mixin, host), {}) for host, mixin in mixins.items()}
+
+    def get_quant_method(self: RoutedExperts, *args: Any, **kwargs: Any) -> FusedMoEMethodBase:
+        method = choose(self, *args, **kwargs)
+        method.__class__ = ours.get(type(method), type(method))
+        return method
+
+    return get_quant_method
+
+
+def cpu_experts_first(classes_of: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``backend_to_kernel_cls`` of the host's oracles, whose own classes for CPUs ask for an
+    instruction set each.
+    """
+
+    def backend_to_kernel_cls(backend: Any) -> list[type]:
+        return [CpuExperts] if "CPU" in backend.name else list(classes_of(backend))
 
     return backend_to_kernel_cls

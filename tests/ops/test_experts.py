@@ -40,7 +40,9 @@ class Mixture:
         def random(*size: int) -> torch.Tensor:
             return (torch.randn(size, generator=seeded) / 8).to(dtype)
 
-        self._gate_up = [PACKS[gate_up](random(2 * INTERMEDIATE, HIDDEN), 2) for _ in range(EXPERTS)]
+        self._gate_up = [
+            PACKS[gate_up](random(2 * INTERMEDIATE, HIDDEN), 2) for _ in range(EXPERTS)
+        ]
         self._down = [PACKS[down](random(HIDDEN, INTERMEDIATE), 1) for _ in range(EXPERTS)]
         self._bias = (random(EXPERTS, 2 * INTERMEDIATE), random(EXPERTS, HIDDEN)) if bias else ()
         self._gate = getattr(torch.ops._C, GATED[activation])

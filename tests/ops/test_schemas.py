@@ -67,6 +67,8 @@ Tensor repetition, Tensor frequency, Tensor presence) -> ()
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 describe() -> str
+experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, \
+Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
 keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()

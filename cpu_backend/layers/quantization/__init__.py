@@ -49,3 +49,33 @@ def register_configs() -> None:
     ):
         for name in names:
             register_quantization_config(name)(config)
+
+
+def experts_methods() -> dict[type, type]:
+    """The host's methods for mixtures of experts, and what reads their tensors here."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
+    from vllm.model_executor.layers.quantization.auto_awq import AutoAWQMoEMethod
+    from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQMoEMethod
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_w8a8_fp8,
+        compressed_tensors_moe_w8a8_int8,
+        compressed_tensors_moe_wna16,
+    )
+    from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
+
+    from cpu_backend.layers import experts
+    from cpu_backend.layers.quantization import awq, fp8, gptq, int8, weight_only
+
+    return {
+        UnquantizedFusedMoEMethod: experts.UnquantizedExpertsMethod,
+        AutoAWQMoEMethod: awq.AWQExpertsMethod,
+        AutoGPTQMoEMethod: gptq.GPTQExpertsMethod,
+        compressed_tensors_moe_w8a8_fp8.CompressedTensorsW8A8Fp8MoEMethod: fp8.Fp8ExpertsMethod,
+        compressed_tensors_moe_w8a8_int8.CompressedTensorsW8A8Int8MoEMethod: int8.Int8ExpertsMethod,
+        compressed_tensors_moe_wna16.CompressedTensorsWNA16MoEMethod: (
+            weight_only.WeightOnlyExpertsMethod
+        ),
+        Fp8MoEMethod: fp8.Fp8ExpertsMethod,
+    }

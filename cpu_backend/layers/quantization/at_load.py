@@ -33,7 +33,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
 )
 
-from cpu_backend.layers.experts import CpuExperts
+from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import OwnConfig, weight_only_activations
 from cpu_backend.ops import (
     Activations,
@@ -101,19 +101,18 @@ class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
         layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
-class AtLoadExpertsMethod(UnquantizedFusedMoEMethod):
+class AtLoadExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
     """A mixture of experts, each of whose matrices is packed like a linear layer's."""
 
-    def __init__(self, moe: FusedMoEConfig, pack: Callable[[torch.Tensor], QuantizedLinear]) -> None:
+    def __init__(
+        self, moe: FusedMoEConfig, pack: Callable[[torch.Tensor], QuantizedLinear]
+    ) -> None:
         super().__init__(moe)
+        self._pack = pack
 
-        class Experts(CpuExperts):
-            @staticmethod
-            def pack(weight: torch.Tensor, parts: int) -> QuantizedLinear:
-                del parts
-                return pack(weight)
-
-        self.experts_cls = Experts
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """Quantized here."""
+        return self._pack(getattr(layer, f"{name}_weight").detach()[expert])
 
 
 class _AtLoadConfig(OwnConfig):

@@ -8,13 +8,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization.auto_awq import (
     AutoAWQConfig,
     AutoAWQMarlinLinearMethod,
+    AutoAWQMoEMethod,
 )
+from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
-from cpu_backend.layers.quantization.packing import pack, unpack_rows, weight_only_activations
+from cpu_backend.layers.experts import ExpertsMethod
+from cpu_backend.layers.quantization.packing import (
+    Matrix,
+    pack,
+    unpack_rows,
+    weight_only_activations,
+)
 from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
 
 if TYPE_CHECKING:
@@ -32,7 +44,14 @@ class CpuAWQConfig(AutoAWQConfig):
         return [torch.half, torch.bfloat16, torch.float32]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """What the host chooses, except that its linear method becomes this backend's."""
+        """What the host chooses, except that its methods become this backend's.
+
+        Of experts it would ask what its kernels for GPUs can do.
+        """
+        if isinstance(layer, RoutedExperts):
+            if is_layer_skipped(prefix, self.modules_to_not_convert, match_mode="substring"):
+                return UnquantizedFusedMoEMethod(layer.moe_config)
+            return AutoAWQMoEMethod(self, layer.moe_config)
         method: QuantizeMethodBase | None = super().get_quant_method(layer, prefix)
         return CpuAWQLinearMethod(self) if type(method) is AutoAWQMarlinLinearMethod else method
 
@@ -43,27 +62,40 @@ class CpuAWQLinearMethod(AutoAWQMarlinLinearMethod):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack and free the checkpoint's tensors."""
-        scales = layer.scales.data
-        groups, out_features = scales.shape
-        in_features = layer.qweight.shape[0]
-        zeros = None
-        if self.quant_config.zero_point:
-            codes = unpack_rows(layer.qzeros.data, 4, out_features)
-            zeros = codes.view(groups, -1, 8)[:, :, ORDER].reshape(groups, -1).to(scales.dtype)
-        size = self.quant_config.group_size
-        self.packed: QuantizedLinear = pack(
-            layer,
-            Codes(layer.qweight.data, "words_of_n_awq", 4),
-            GroupScales(scales, in_features if size == -1 else size, zeros),
-            in_features,
-            weight_only_activations(),
-            "qweight",
-            "qzeros",
-            "scales",
-        )
+        matrix = matrix_of(self.quant_config, layer.qweight, layer.scales, layer.qzeros)
+        self.packed: QuantizedLinear = pack(layer, matrix, "qweight", "qzeros", "scales")
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [..., in] to [..., out] in x's dtype."""
         return self.packed(x, None, bias)
+
+
+class AWQExpertsMethod(ExpertsMethod):
+    """The same tensors with the experts in front."""
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """From the checkpoint's words."""
+        tensors = (getattr(layer, f"{name}_{part}") for part in ("qweight", "scales", "qzeros"))
+        return QuantizedLinear(*matrix_of(self.quant_config, *(t[expert] for t in tensors)))
+
+
+def matrix_of(
+    config: AutoAWQConfig, qweight: torch.Tensor, scales: torch.Tensor, qzeros: torch.Tensor
+) -> Matrix:
+    """qweight int32 [in, out / 8], scales [groups, out], qzeros int32 [groups, out / 8]."""
+    groups, out_features = scales.shape
+    in_features = qweight.shape[0]
+    zeros = None
+    if config.zero_point:
+        codes = unpack_rows(qzeros.data, 4, out_features)
+        zeros = codes.view(groups, -1, 8)[:, :, ORDER].reshape(groups, -1).to(scales.dtype)
+    return Matrix(
+        Codes(qweight.data, "words_of_n_awq", 4),
+        GroupScales(
+            scales.data, in_features if config.group_size == -1 else config.group_size, zeros
+        ),
+        in_features,
+        weight_only_activations(),
+    )

@@ -19,14 +19,17 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     FP8ScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
 )
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
+    Matrix,
     PackedKernel,
     naming,
     pack,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 FLOAT = Activations("float")
 
@@ -66,10 +69,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
         freed = [n for n in ("weight", name, "input_scale") if hasattr(layer, n)]
         self.packed = pack(
             layer,
-            Codes(weight, "bytes", 8),
-            GroupScales(scales, group),
-            in_features,
-            FLOAT,
+            Matrix(Codes(weight, "bytes", 8), GroupScales(scales, group), in_features, FLOAT),
             *freed,
         )
 
@@ -87,6 +87,43 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
         raise NotImplementedError("fp8 weights meet unquantized activations here.")
 
 
+class Fp8ExpertsMethod(ExpertsMethod):
+    """e4m3 weights [out, in] with a scale per half and expert, per column or per block."""
+
+    weight_block_size: list[int] | None  # the host's
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """w13_ and w2_weight, and _weight_scale_inv (blocks) or _weight_scale."""
+        weight = getattr(layer, f"{name}_weight").data[expert]
+        out_features, in_features = weight.shape
+        names = [f"{name}_weight_scale_inv", f"{name}_weight_scale"]
+        [scale] = [getattr(layer, n).data for n in names if getattr(layer, n, None) is not None]
+        # A gate and an up projection have their own scales, whatever these belong to.
+        halves = 2 if name == "w13" else 1
+        size = out_features // halves
+        scale = scale[expert].float()
+        if self.weight_block_size is not None:
+            rows, columns = self._block(self.weight_block_size, scale, halves, size, in_features)
+            scale = scale.unflatten(0, (halves, -1)).repeat_interleave(rows, 1)[:, :size]
+            groups = GroupScales(scale.flatten(0, 1).t(), min(columns, in_features))
+        else:
+            scale = scale.reshape(halves, -1).expand(halves, size)
+            groups = GroupScales(scale.reshape(1, -1), in_features)
+        return QuantizedLinear(Codes(weight, "bytes", 8), groups, in_features, FLOAT)
+
+    def _block(
+        self, block: list[int], scale: torch.Tensor, halves: int, size: int, in_features: int
+    ) -> tuple[int, int]:
+        """The checkpoint's block, or the smaller one into which the host cuts it for a rank."""
+        for rows, columns in (block, getattr(self, "moe_block_shape", block)):
+            if scale.shape == (halves * -(-size // rows), -(-in_features // columns)):
+                return rows, columns
+        raise ValueError(
+            f"scales {list(scale.shape)} fit no blocks of {block} of a weight "
+            f"[{halves * size}, {in_features}]."
+        )
+
+
 class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
     """e4m3 weights with a power of two per 32 channels."""
 
@@ -99,15 +136,10 @@ class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
         """weight e4m3 [out, in], weight_scale uint8 [out, in / 32]."""
         weight = layer.weight.data
         scales = power_of_two(layer.weight_scale.data).t()
-        self.packed = pack(
-            layer,
-            Codes(weight, "bytes", 8),
-            GroupScales(scales, min(32, weight.shape[1])),
-            weight.shape[1],
-            FLOAT,
-            "weight",
-            "weight_scale",
-        )
+        in_features = weight.shape[1]
+        groups = GroupScales(scales, min(32, in_features))
+        matrix = Matrix(Codes(weight, "bytes", 8), groups, in_features, FLOAT)
+        self.packed = pack(layer, matrix, "weight", "weight_scale")
 
 
 # Twice the numbers of e2m1: whole, so that they are int8 codes.
@@ -128,15 +160,14 @@ class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
         nibbles = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
         codes = torch.tensor(E2M1, dtype=torch.int8)[nibbles.int()]
         scales = (power_of_two(layer.weight_scale.data) / 2).to(torch.bfloat16).t()
-        self.packed = pack(
-            layer,
+        in_features = codes.shape[1]
+        matrix = Matrix(
             Codes(codes, "bytes", 8, add=128),
-            GroupScales(scales, min(32, codes.shape[1])),
-            codes.shape[1],
+            GroupScales(scales, min(32, in_features)),
+            in_features,
             weight_only_activations(),
-            "weight",
-            "weight_scale",
         )
+        self.packed = pack(layer, matrix, "weight", "weight_scale")
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:

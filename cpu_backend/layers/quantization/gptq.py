@@ -10,11 +10,16 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     register_weight_loader_v2_supported_method,
 )
-from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+from vllm.model_executor.layers.quantization.auto_gptq import (
+    AutoGPTQConfig,
+    AutoGPTQMoEMethod,
+    get_moe_quant_method,
+)
 from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
 from vllm.model_executor.parameter import (
     ChannelQuantScaleParameter,
@@ -26,7 +31,9 @@ from vllm.model_executor.parameter import (
 from vllm.scalar_type import ScalarType, scalar_types
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
+    Matrix,
     pack,
     recentred,
     unpack_rows,
@@ -75,7 +82,14 @@ class CpuGPTQConfig(AutoGPTQConfig):
         return [torch.half, torch.bfloat16, torch.float32]
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Linear layers and a quantized lm_head; others as the host has them."""
+        """Linear layers, experts and a quantized lm_head; others as the host has them."""
+        if isinstance(layer, RoutedExperts):  # the host asks what its kernels for GPUs can do
+            if self.desc_act:
+                raise ConfigError(
+                    "GPTQ checkpoints of mixtures of experts in activation order (desc_act) are "
+                    "not supported: quantize without desc_act."
+                )
+            return get_moe_quant_method(self, layer, prefix, AutoGPTQMoEMethod)
         method = get_linear_quant_method(self, layer, prefix, CpuGPTQLinearMethod)
         return method if method is not None else super().get_quant_method(layer, prefix)
 
@@ -182,25 +196,53 @@ class CpuGPTQLinearMethod(LinearMethodBase):
         group, channels = min(self.group, self.in_features), None
         if self.config.desc_act:
             group, channels = order_of_channels(layer.g_idx.data, scales.shape[0])
-        zeros, add = None, recentred(self.bits)
-        if not self.config.is_sym:
-            codes = unpack_rows(layer.qzeros.data, self.bits, scales.shape[1])
-            zeros, add = (codes + self.config.zeros_are_stored_less_one).to(scales.dtype), 0
+        matrix = matrix_of(self.config, layer.qweight, scales, layer.qzeros, group, channels)
         freed = ["qweight", "qzeros", "scales"] + ["g_idx"] * self.config.desc_act
-        self.packed: QuantizedLinear = pack(
-            layer,
-            Codes(layer.qweight.data.t(), "words_of_k", self.bits, add),
-            GroupScales(scales, group, zeros, channels=channels),
-            self.in_features,
-            weight_only_activations(),
-            *freed,
-        )
+        self.packed: QuantizedLinear = pack(layer, matrix, *freed)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [..., in] to [..., out] in x's dtype."""
         return self.packed(x, None, bias)
+
+
+class GPTQExpertsMethod(ExpertsMethod):
+    """The same tensors with the experts in front."""
+
+    quant_config: CpuGPTQConfig  # the host's
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """From the checkpoint's words."""
+        config = self.quant_config
+        parts = ("qweight", "scales", "qzeros")
+        qweight, scales, qzeros = (getattr(layer, f"{name}_{p}").data[expert] for p in parts)
+        in_features = qweight.shape[0] * 32 // config.weight_bits
+        group = in_features if config.group_size == -1 else config.group_size
+        return QuantizedLinear(*matrix_of(config, qweight, scales, qzeros, group, None))
+
+
+def matrix_of(
+    config: CpuGPTQConfig,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    qzeros: torch.Tensor,
+    group: int,
+    channels: torch.Tensor | None,
+) -> Matrix:
+    """qweight int32 [in * bits / 32, out], scales [groups, out], qzeros int32 [groups, out * bits /
+    32]; ``channels`` as in GroupScales."""
+    bits = config.weight_bits
+    zeros, add = None, recentred(bits)
+    if not config.is_sym:
+        codes = unpack_rows(qzeros.data, bits, scales.shape[1])
+        zeros, add = (codes + config.zeros_are_stored_less_one).to(scales.dtype), 0
+    return Matrix(
+        Codes(qweight.data.t(), "words_of_k", bits, add),
+        GroupScales(scales, group, zeros, channels=channels),
+        qweight.shape[0] * 32 // bits,
+        weight_only_activations(),
+    )
 
 
 def order_of_channels(groups_of: torch.Tensor, groups: int) -> tuple[int, torch.Tensor | None]:

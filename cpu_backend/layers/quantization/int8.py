@@ -7,9 +7,11 @@ from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
     Int8ScaledMMLinearKernel,
     Int8ScaledMMLinearLayerConfig,
 )
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-from cpu_backend.layers.quantization.packing import PackedKernel, naming, pack
-from cpu_backend.ops import Activations, Codes, GroupScales
+from cpu_backend.layers.experts import ExpertsMethod
+from cpu_backend.layers.quantization.packing import Matrix, PackedKernel, naming, pack
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 
 class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
@@ -29,14 +31,13 @@ class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
             scale = torch.cat([scale[i].expand(w) for i, w in enumerate(layer.logical_widths)])
         with naming(layer):
             scales = scale.reshape(1, -1).expand(1, out_features)
-        self.packed = pack(
-            layer,
+        matrix = Matrix(
             Codes(weight.data, "bytes", 8, add=128),
             GroupScales(scales, in_features),
             in_features,
             self._activations(layer),
-            *self.layer_param_names[:4],
         )
+        self.packed = pack(layer, matrix, *self.layer_param_names[:4])
 
     def _activations(self, layer: torch.nn.Module) -> Activations:
         _, _, scale, zero, _ = self._get_layer_params(layer)
@@ -53,3 +54,19 @@ class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
         low = (scale * (-128 - zeros)).min().item()
         merged = (high - low) / 255
         return Activations("int8_static_azp", merged, round(-128 - low / merged))
+
+
+class Int8ExpertsMethod(ExpertsMethod):
+    """int8 weights [experts, out, in], scales [experts, out, 1], activations scaled per token."""
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """As a linear layer's."""
+        weight = getattr(layer, f"{name}_weight").data[expert]
+        scale = getattr(layer, f"{name}_weight_scale").data[expert]
+        in_features = weight.shape[1]
+        return QuantizedLinear(
+            Codes(weight, "bytes", 8, add=128),
+            GroupScales(scale.t(), in_features),
+            in_features,
+            Activations("int8_token"),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -69,30 +69,26 @@ def naming(layer: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        name = getattr(layer, "prefix", "") or type(layer).__name__
+        name = getattr(layer, "prefix", "") or getattr(layer, "layer_name", type(layer).__name__)
         raise ConfigError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def pack(
-    layer: torch.nn.Module,
-    codes: Codes,
-    groups: GroupScales,
-    in_features: int,
-    activations: Activations,
-    *freed: str,
-) -> QuantizedLinear:
+class Matrix(NamedTuple):
+    """What a QuantizedLinear is made of."""
+
+    codes: Codes
+    groups: GroupScales
+    in_features: int
+    activations: Activations
+
+
+def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> QuantizedLinear:
     """The layer's packed weight; its parameters named ``freed`` are dropped.
 
     Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
     """
     with naming(layer):
-        packed = QuantizedLinear(
-            codes,
-            groups,
-            in_features,
-            activations,
-            float_output=isinstance(layer, VocabParallelEmbedding),
-        )
+        packed = QuantizedLinear(*matrix, float_output=isinstance(layer, VocabParallelEmbedding))
     for name in freed:
         setattr(layer, name, None)
     return packed

@@ -11,16 +11,19 @@ from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import (
     MPLinearKernel,
     MPLinearLayerConfig,
 )
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.scalar_type import ScalarType, scalar_types
 
+from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
+    Matrix,
     PackedKernel,
     kept_bits,
     pack,
     unpack_rows,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 
 def _is_unsigned(kind: ScalarType) -> bool:
@@ -50,29 +53,76 @@ class CpuWeightOnlyLinear(PackedKernel, MPLinearKernel):
         """Packed straight from the words of the checkpoint, whichever way they run."""
         weight, scale, zero = self._get_weight_params(layer)
         kind = self.config.weight_type
-        in_features, out_features = self.config.partition_weight_shape
+        in_features, _ = self.config.partition_weight_shape
         scales = scale.data if scale.output_dim == 1 else scale.data.t()
         group = in_features if self.config.group_size == -1 else self.config.group_size
-        zeros = None
         if kind == scalar_types.int4:
-            codes = Codes(weight.data, "bytes", 4, add=8)
-            activations = Activations("int8_token")
+            matrix = Matrix(
+                Codes(weight.data, "bytes", 4, add=8),
+                GroupScales(scales, group),
+                in_features,
+                Activations("int8_token"),
+            )
         else:
-            bits = kind.size_bits
             words = weight.data if weight.input_dim == 1 else weight.data.t()
-            middle = 0 if self.config.zero_points else 2 ** (kept_bits(bits) - 1) - kind.bias
-            codes = Codes(words, "words_of_k", bits, add=middle)
-            activations = weight_only_activations()
+            zeros = None
             if self.config.zero_points:
                 assert zero is not None
-                rows = zero.data.t() if zero.output_dim == 0 else zero.data
-                zeros = unpack_rows(rows, bits, out_features).to(scales.dtype)
+                zeros = zero.data.t() if zero.output_dim == 0 else zero.data
+            matrix = matrix_of_words(
+                words, kind.size_bits, kind.bias, scales, zeros, group, in_features
+            )
         names = [self.w_q_name, self.w_s_name, *([self.w_zp_name] if self.w_zp_name else [])]
-        self.packed = pack(
-            layer,
-            codes,
-            GroupScales(scales, group, zeros),
-            in_features,
-            activations,
-            *(name for name in names if hasattr(layer, name)),
+        self.packed = pack(layer, matrix, *(name for name in names if hasattr(layer, name)))
+
+
+class WeightOnlyExpertsMethod(ExpertsMethod):
+    """compressed-tensors' pack-quantized experts: the tensors of a linear layer for each."""
+
+    num_bits: int  # these are the host's
+    group_size: int
+    symmetric: bool
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """weight_packed int32 [out, words], weight_scale [out, groups], weight_zero_point int32
+        [out * bits / 32, groups]."""
+        words = getattr(layer, f"{name}_weight_packed").data[expert]
+        scales = getattr(layer, f"{name}_weight_scale").data[expert].t()
+        in_features = words.shape[1] * 32 // self.num_bits
+        zeros = None
+        if not self.symmetric:
+            zeros = getattr(layer, f"{name}_weight_zero_point").data[expert].t()
+        return QuantizedLinear(
+            *matrix_of_words(
+                words,
+                self.num_bits,
+                2 ** (self.num_bits - 1),
+                scales,
+                zeros,
+                in_features if self.group_size == -1 else self.group_size,
+                in_features,
+            )
         )
+
+
+def matrix_of_words(
+    words: torch.Tensor,
+    bits: int,
+    bias: int,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group: int,
+    in_features: int,
+) -> Matrix:
+    """words int32 [out, in_features * bits / 32], scales [groups, out], zeros int32 [groups,
+    out * bits / 32]; without zeros a code stands for code - bias."""
+    add = 2 ** (kept_bits(bits) - 1) - bias
+    if zeros is not None:
+        zeros = unpack_rows(zeros, bits, scales.shape[1]).to(scales.dtype)
+        add = 0
+    return Matrix(
+        Codes(words, "words_of_k", bits, add),
+        GroupScales(scales, group, zeros),
+        in_features,
+        weight_only_activations(),
+    )

@@ -1,0 +1,147 @@
+"""A mixture of experts end to end: against transformers, over two ranks, and in every scheme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e import engine
+from tests.e2e.conftest import Quantize
+from tests.e2e.engine import NEW_TOKENS
+from tests.e2e.even_heads import write_even_heads
+from tests.e2e.mixture import write_mixture
+
+TEXT = (Path(__file__).parent / "alice.txt").read_text()
+
+# Perplexity on the text, as a multiple of bf16's; as in test_quantized.py.
+SCHEMES = {
+    "w8a8": 1.1,
+    "w4a16": 1.45,
+    "w4a16-zp": 1.35,
+    "gptq": 1.6,
+    "gptq-v2": 1.35,
+    "gptq-8": 1.05,
+    "awq": 1.35,
+    "fp8": 1.1,
+    "fp8-static": 1.1,
+    "fp8-block": 1.1,
+    "fp8-deepseek": 1.1,
+}
+
+
+@pytest.fixture(scope="module")
+def mixture(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With heads that two ranks can share."""
+    folder = tmp_path_factory.mktemp("mixture")
+    write_even_heads(Path(model_path), folder / "even")
+    return write_mixture(folder / "even", folder / "mixture")
+
+
+@pytest.fixture(scope="module")
+def short(prompts: list[list[int]]) -> list[list[int]]:
+    return [ids for ids in prompts if len(ids) <= 200]
+
+
+@pytest.fixture(scope="module")
+def wanted(mixture: Path, short: list[list[int]]) -> list[list[int]]:
+    """Greedy fp32 tokens of transformers."""
+    model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
+    with torch.no_grad():
+        return [
+            model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )[0, len(ids) :].tolist()
+            for ids in short
+        ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    ],
+    ids=["one rank", "halves of experts", "half of the experts"],
+)
+def test_fp32_tokens_equal_transformers(
+    options: dict[str, Any], mixture: Path, short: list[list[int]], wanted: list[list[int]]
+) -> None:
+    job = {
+        "engine": {"model": str(mixture), "dtype": "float32", "max_model_len": 2048, **options},
+        "batches": [short, *[[ids] for ids in short]],
+        "sampling": {"max_tokens": NEW_TOKENS},
+    }
+    batched, *alone = engine.run(job)
+    assert [result["tokens"] for result in batched] == wanted
+    assert [result["tokens"] for [result] in alone] == wanted
+
+
+@pytest.fixture(scope="module")
+def perplexity(mixture: Path) -> Iterator[Callable[..., float]]:
+    """``perplexity(model, ...)`` of the text."""
+    ids = AutoTokenizer.from_pretrained(mixture)(TEXT).input_ids
+    with engine.Engines() as engines:
+
+        def run(model: Path, **options: Any) -> float:
+            job = {
+                "engine": {"model": str(model), "max_model_len": 2048, **options},
+                "batches": [[ids]],
+                "sampling": {"max_tokens": 1, "prompt_logprobs": 0},
+            }
+            [[read]] = engines.run(job)
+            result = math.exp(-torch.tensor(read["prompt_logprobs"]).mean().item())
+            print(f"perplexity {result:.2f}")
+            return result
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def unquantized(mixture: Path, perplexity: Callable[..., float]) -> float:
+    """Perplexity of the mixture in bf16."""
+    return perplexity(mixture, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_checkpoint_keeps_its_perplexity(
+    scheme: str,
+    mixture: Path,
+    quantize: Quantize,
+    tmp_path: Path,
+    perplexity: Callable[..., float],
+    unquantized: float,
+) -> None:
+    model = quantize(scheme, mixture, tmp_path / scheme)
+    assert perplexity(model, dtype="bfloat16") <= SCHEMES[scheme] * unquantized
+
+
+@pytest.mark.parametrize(("name", "most"), [("cpu_int8", 1.02), ("cpu_int4", 1.1)])
+def test_quantization_at_load(
+    name: str, most: float, mixture: Path, perplexity: Callable[..., float], unquantized: float
+) -> None:
+    assert perplexity(mixture, dtype="bfloat16", quantization=name) <= most * unquantized
+
+
+def test_experts_in_activation_order_are_refused_by_name(
+    mixture: Path, quantize: Quantize, tmp_path: Path
+) -> None:
+    model = quantize("gptq-act-order", mixture, tmp_path / "model")
+    job = {
+        "engine": {"model": str(model), "max_model_len": 256},
+        "batches": [],
+        "sampling": {"max_tokens": 1},
+    }
+    with pytest.raises(AssertionError, match=r"in activation order \(desc_act\) are not supported"):
+        engine.run(job)
