@@ -351,12 +351,18 @@ def pack_linear_weights() -> None:
 
 def pack_experts() -> None:
     """Have the host's mixtures of experts, quantized ones too, run on this project's op."""
-    from vllm.model_executor.layers.fused_moe.oracle import fp8, int8, int_wna16, unquantized
+    from vllm.model_executor.layers.fused_moe.oracle import (
+        fp8,
+        int8,
+        int_wna16,
+        mxfp4,
+        unquantized,
+    )
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     from cpu_backend.layers import experts, quantization
 
-    for oracle in (fp8, int8, int_wna16, unquantized):
+    for oracle in (fp8, int8, int_wna16, mxfp4, unquantized):
         oracle.backend_to_kernel_cls = experts.cpu_experts_first(oracle.backend_to_kernel_cls)
     RoutedExperts._get_quant_method = experts.instead_of_the_hosts(
         RoutedExperts._get_quant_method, quantization.experts_methods()

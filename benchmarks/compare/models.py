@@ -68,13 +68,48 @@ MODELS = {
                 "vocab_size": 128256,
             },
         ),
+        Model(  # 4 of 48 layers, which is what fits 24 GiB in bf16
+            "Qwen3-30B-A3B-4-layers-dummy",
+            "tokens 1 to 8",
+            tuple(range(1, 9)),
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "model_type": "qwen3_moe",
+                "attention_bias": False,
+                "bos_token_id": 151643,
+                "decoder_sparse_step": 1,
+                "eos_token_id": 151645,
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "hidden_size": 2048,
+                "initializer_range": 0.02,
+                "intermediate_size": 6144,
+                "max_position_embeddings": 40960,
+                "mlp_only_layers": [],
+                "moe_intermediate_size": 768,
+                "norm_topk_prob": True,
+                "num_attention_heads": 32,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "num_hidden_layers": 4,
+                "num_key_value_heads": 4,
+                "rms_norm_eps": 1e-06,
+                "rope_theta": 1000000.0,
+                "tie_word_embeddings": False,
+                "torch_dtype": "bfloat16",
+                "vocab_size": 151936,
+            },
+        ),
     )
 }
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one decoder-only Llama costs: weights in elements, attention per token of context."""
+    """What one decoder-only Llama costs: weights in elements, attention per token of context.
+
+    Of a mixture of experts those of one token count, so bounds of a batch are above the truth.
+    """
 
     layer_weights: int  # all linear layers of all decoder layers
     head_weights: int  # lm_head, whether tied or not
@@ -88,8 +123,12 @@ class Shape:
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         head_dim = config.get("head_dim") or hidden // heads
         projections = hidden * head_dim * (2 * heads + 2 * kv_heads)
+        mlp = 3 * hidden * config["intermediate_size"]
+        if experts := config.get("num_experts"):
+            chosen = config["num_experts_per_tok"] * config["moe_intermediate_size"]
+            mlp = 3 * hidden * chosen + hidden * experts
         return cls(
-            layer_weights=layers * (projections + 3 * hidden * config["intermediate_size"]),
+            layer_weights=layers * (projections + mlp),
             head_weights=hidden * config["vocab_size"],
             kv_elements=layers * 2 * kv_heads * head_dim,
             attention_flop=layers * 4 * heads * head_dim,

@@ -27,7 +27,15 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
 
 from cpu_backend import ops
 
-ACTIVATIONS = (MoEActivation.SILU, MoEActivation.GELU, MoEActivation.GELU_TANH)
+# The host's activations and the op's.
+ACTIVATIONS = {
+    MoEActivation.SILU: "silu",
+    MoEActivation.GELU: "gelu",
+    MoEActivation.GELU_TANH: "gelu_tanh",
+    MoEActivation.SWIGLUOAI: "swigluoai",  # gates and ups in turns
+    MoEActivation.SWIGLUOAI_UNINTERLEAVE: "swigluoai",
+}
+SWIGLUOAI = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}
 
 
 class CpuExperts(CPUUnquantizedExperts):
@@ -106,6 +114,9 @@ class ExpertsMethod(FusedMoEMethodBase):
         from cpu_backend.layers.quantization.packing import naming
 
         with naming(layer):
+            check_activation(layer)
+            if self.moe.activation == MoEActivation.SWIGLUOAI:
+                gates_first(layer)
             gate_up, down = (
                 [self.matrix(layer, name, e) for e in range(layer.local_num_experts)]
                 for name in ("w13", "w2")
@@ -124,7 +135,9 @@ class ExpertsMethod(FusedMoEMethodBase):
             CpuExperts,
             layer._expert_routing_tables(),
         )
-        self.moe_kernel.fused_experts.packed = ops.Experts(gate_up, down, self.moe.activation.value)
+        self.moe_kernel.fused_experts.packed = ops.Experts(
+            gate_up, down, ACTIVATIONS[self.moe.activation]
+        )
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig:
         """Biases; scales are in the packed weights."""
@@ -134,10 +147,30 @@ class ExpertsMethod(FusedMoEMethodBase):
         name += "_bias"
         if self.moe.has_bias or name in layer._loaded_expert_biases:
             bias: torch.Tensor = getattr(layer, name)
-            return bias
+            return bias.to(self.moe.in_dtype)
         return None
 
     apply = UnquantizedFusedMoEMethod.forward_native
+
+
+def check_activation(layer: RoutedExperts) -> None:
+    """Raises ValueError for limits and factors that the op does not have."""
+    wanted = SWIGLUOAI if ACTIVATIONS[layer.activation] == "swigluoai" else {}
+    for name in SWIGLUOAI:
+        value = getattr(layer, name, None)
+        if value is not None and value != wanted.get(name):
+            raise ValueError(
+                f"experts of {layer.activation.value} with {name} {value} are not supported."
+            )
+
+
+def gates_first(layer: RoutedExperts) -> None:
+    """w13 tensors [experts, 2 * intermediate, ...]: from gates and ups in turns to halves."""
+    for name, tensor in layer.named_parameters(recurse=False):
+        if name.startswith("w13_"):
+            if tensor.shape[1] != 2 * layer.intermediate_size_per_partition:
+                raise ValueError(f"gates and ups in turns are not supported along with {name}.")
+            tensor.data = torch.cat((tensor.data[:, ::2], tensor.data[:, 1::2]), 1)
 
 
 class UnquantizedExpertsMethod(ExpertsMethod):

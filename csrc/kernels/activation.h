@@ -23,6 +23,17 @@ CPU_BACKEND_INLINE Vec activate(Vec x) {
   }
 }
 
+template <Activation kKind>
+CPU_BACKEND_INLINE Vec activate_and_multiply(Vec gate, Vec up) {
+  if constexpr (kKind == Activation::kSwigluOai) {
+    const Vec limit = broadcast(7.0f);
+    return activate<Activation::kGeluQuick>(min(gate, limit)) *
+           (max(min(up, limit), -limit) + 1.0f);
+  } else {
+    return activate<kKind>(gate) * up;
+  }
+}
+
 template <class T, Activation kKind>
 void activation_rows(const ActivationArgs& args, Slice rows) {
   for (int64_t r = rows.begin; r < rows.end; ++r) {
@@ -31,9 +42,10 @@ void activation_rows(const ActivationArgs& args, Slice rows) {
     const T* up = args.gate_second ? x : x + args.size;
     T* y = static_cast<T*>(args.y) + r * args.y_stride;
     for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      Vec v = activate<kKind>(load_n(gate + i, n));
-      if (args.gated) v = v * load_n(up + i, n);
-      store_n(y + i, v, n);
+      const Vec g = load_n(gate + i, n);
+      store_n(y + i,
+              args.gated ? activate_and_multiply<kKind>(g, load_n(up + i, n)) : activate<kKind>(g),
+              n);
     });
   }
 }
@@ -49,6 +61,8 @@ void activation(const ActivationArgs& args, Slice rows) {
       return activation_rows<T, Activation::kGeluTanh>(args, rows);
     case Activation::kGeluQuick:
       return activation_rows<T, Activation::kGeluQuick>(args, rows);
+    case Activation::kSwigluOai:
+      return activation_rows<T, Activation::kSwigluOai>(args, rows);
   }
 }
 

@@ -74,10 +74,17 @@ CPU_BACKEND_INLINE const Left<Code>* operand(const float* rows) {
 template <class Code>
 constexpr int64_t kStretch = kSame<Left<Code>, float> ? 1 : 2;
 
-// x[i] *= scales[i] for i < count, and on to the end of the last vector.
-CPU_BACKEND_INLINE void scale_row(const float* scales, int64_t count, float* x) {
-  for (int64_t i = 0; i < count; i += kLanes) store(x + i, load(x + i) * load(scales + i));
-}
+// The scales of a page's tokens from the first that is read; none of codes that have one for all.
+template <class Code>
+struct TokenScales {
+  const float* keys;
+  const float* values;
+
+  CPU_BACKEND_INLINE Vec of_keys(Vec x, int64_t i) const {
+    if constexpr (kIntegers<Code>) return x * load(keys + i);
+    return x;
+  }
+};
 
 // What a row may see: [begin, end) of the sequence; position is its own.
 struct RowMask {
@@ -146,15 +153,16 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
 
 // Products [count] with the keys of positions first, first + 1, ... become scores as the softmax
 // sees them; the largest of `best` and them.
+template <class Code>
 CPU_BACKEND_INLINE Vec mask_row(const AttendArgs& args, const RowMask& mask, float scale,
-                                float slope, int64_t first, int64_t count, float* scores,
-                                Vec best) {
+                                float slope, int64_t first, int64_t count,
+                                const TokenScales<Code>& tokens, float* scores, Vec best) {
   const int32_t begin = static_cast<int32_t>(mask.begin - first);
   const int32_t end = static_cast<int32_t>(mask.end - first);
   const float distance = static_cast<float>(first - mask.position);
   for (int64_t i = 0; i < count; i += kLanes) {
     const VecI at = lane_index(static_cast<int32_t>(i));
-    Vec s = load(scores + i) * scale;
+    Vec s = tokens.of_keys(load(scores + i), i) * scale;
     if (args.softcap > 0.0f) s = args.softcap * tanh(s / args.softcap);
     if (slope != 0.0f) s = s + slope * (__builtin_convertvector(at, Vec) + distance);
     s = select((at >= begin) & (at < end), s, broadcast(kMinusInfinity));
@@ -164,32 +172,42 @@ CPU_BACKEND_INLINE Vec mask_row(const AttendArgs& args, const RowMask& mask, flo
   return best;
 }
 
-// Turns products with keys into exponentials that meet values of Code, rescaling the state where
-// the maximum has grown.
+// Turns products with keys into what meets values of Code, exponentials or the integers that stand
+// for them, rescaling the state where the maximum has grown.
 template <class Code>
 CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask, float scale,
-                                    float slope, int64_t first, int64_t count, float* scores,
-                                    float& max, float& sum, float* out) {
+                                    float slope, int64_t first, int64_t count,
+                                    const TokenScales<Code>& tokens, float* scores, float& max,
+                                    float& sum, float* out) {
   const bool whole = mask.begin <= first && mask.end >= first + round_up(count, kLanes);
   Vec best = broadcast(max);
   if (whole && args.softcap <= 0.0f && slope == 0.0f) {  // most pages
     for (int64_t i = 0; i < count; i += kLanes) {
-      const Vec s = load(scores + i) * scale;
+      const Vec s = tokens.of_keys(load(scores + i), i) * scale;
       store(scores + i, s);
       best = cpu_backend::CPU_BACKEND_TARGET::max(best, s);
     }
   } else {
-    best = mask_row(args, mask, scale, slope, first, count, scores, best);
+    best = mask_row(args, mask, scale, slope, first, count, tokens, scores, best);
   }
   const float new_max = max_lanes(best);
   if (new_max == kMinusInfinity) {  // nothing visible so far: exp(-inf - -inf) would be NaN
     for (int64_t i = 0; i < count; i += kLanes) store(scores + i, Vec{});
+    if constexpr (kIntegers<Code>) to_int16_row(scores, count, IntegerRange{});
     return;
   }
   Vec total{};
+  IntegerRange range{};
   for (int64_t i = 0; i < count; i += kLanes) {
     Vec p = exp_nonpositive(load(scores + i) - new_max);
-    if constexpr (kSame<Left<Code>, bf16_t>) {
+    if constexpr (kIntegers<Code>) {
+      // Behind the last token lie what scales an earlier owner of the page has left.
+      const int64_t left = count - i;
+      const Vec scaled =
+          p * load_n(tokens.values + i, static_cast<int>(left < kLanes ? left : kLanes));
+      range.add(scaled);
+      store(scores + i, scaled);
+    } else if constexpr (kSame<Left<Code>, bf16_t>) {
       const VecH rounded = narrow_normal_bf16(p);
       store_raw(reinterpret_cast<bf16_t*>(scores) + i, rounded);
       p = widen_bf16(rounded);
@@ -207,6 +225,7 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
     max = new_max;
   }
   sum += sum_lanes(total);
+  if constexpr (kIntegers<Code>) to_int16_row(scores, count, range);
 }
 
 struct AttendScratch {
@@ -253,19 +272,17 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     multiply_columns(item.row_count, round_up(count, kWholeColumns<Code>),
                      operand<Code>(scratch.query), kStretch<Code> * head_dim, block.key, 0, offset,
                      head_dim, scratch.scores, block_size, false, next.key.at, tokens_ahead);
+    TokenScales<Code> tokens{};
+    if constexpr (kIntegers<Code>)
+      tokens = {block.key_scales + offset, block.value_scales + offset};
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
           args.alibi_slopes ? args.alibi_slopes[item.kv_head * group + row % group] : 0.0f;
       float* scores = scratch.scores + r * block_size;
-      if constexpr (kIntegers<Code>) scale_row(block.key_scales + offset, count, scores);
       softmax_row<Code>(args, row_mask(args, item.request, row / group), score_scale, slope, first,
-                        count, scores, scratch.part.max[r], scratch.part.sum[r],
+                        count, tokens, scores, scratch.part.max[r], scratch.part.sum[r],
                         scratch.part.out + r * head_dim);
-      if constexpr (kIntegers<Code>) {
-        scale_row(block.value_scales + offset, count, scores);
-        to_int16_row(scores, count);
-      }
     }
     multiply_columns(item.row_count, head_dim, operand<Code>(scratch.scores),
                      kStretch<Code> * block_size, block.value, offset, 0, count, scratch.part.out,
@@ -293,7 +310,8 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
         store_n(row_of_scratch + i, load_n(q + i, n), n);
       });
     }
-    if constexpr (kIntegers<Code>) to_int16_row(row_of_scratch, head_dim);
+    if constexpr (kIntegers<Code>)
+      to_int16_row(row_of_scratch, head_dim, integer_range(row_of_scratch, head_dim));
   }
   // The first row sees furthest back, the last one furthest ahead.
   const int64_t last_row = item.row_begin + item.row_count - 1;

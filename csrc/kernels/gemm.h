@@ -153,7 +153,7 @@ void store_gated_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t col
         g = g + load_n(bias + column + i, n);
         u = u + load_n(bias + args.n / 2 + column + i, n);
       }
-      store_n(c + i, activate<kKind>(rounded<T>(g)) * rounded<T>(u), n);
+      store_n(c + i, activate_and_multiply<kKind>(rounded<T>(g), rounded<T>(u)), n);
     });
   }
 }
@@ -170,6 +170,8 @@ void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
       return store_gated_as<T, Activation::kGeluTanh>(args, row, rows, column, columns, block);
     case Activation::kGeluQuick:
       return store_gated_as<T, Activation::kGeluQuick>(args, row, rows, column, columns, block);
+    case Activation::kSwigluOai:
+      return store_gated_as<T, Activation::kSwigluOai>(args, row, rows, column, columns, block);
   }
 }
 

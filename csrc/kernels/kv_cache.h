@@ -74,8 +74,8 @@ CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& b
     float key_scale = cache.key_scale;
     float value_scale = cache.value_scale;
     if constexpr (kSame<Code, int8_t>) {
-      block.key_scales[offset] = key_scale = integer_scale(key, cache.head_dim, 127.0f);
-      block.value_scales[offset] = value_scale = integer_scale(value, cache.head_dim, 127.0f);
+      block.key_scales[offset] = key_scale = integer_range(key, cache.head_dim).scale(127.0f);
+      block.value_scales[offset] = value_scale = integer_range(value, cache.head_dim).scale(127.0f);
       if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
       if (value_scale == 0.0f) value_scale = 1.0f;
     }

@@ -176,6 +176,13 @@ struct Ahead {
   }
 };
 
+// Steps, of four at most, that share a line of what is fetched: naming it with each of them cost
+// decode attention over 8-bit codes up to an eighth (AVX2).
+template <class T>
+constexpr int64_t kStepsOfLine = kStepBytes<T> >= Ahead::kLine       ? 1
+                                 : 4 * kStepBytes<T> <= Ahead::kLine ? 4
+                                                                     : Ahead::kLine / kStepBytes<T>;
+
 // When to fetch: a single tile waits for its own lines, so they come evenly, one with each step (in
 // bursts decode attention lost a sixth); several tiles share the lines, so each has few.
 enum class Fetch { kEvenly, kInBursts };
@@ -188,49 +195,61 @@ template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a, int64_t a_stride,
                                    int64_t depth, const T* b, int64_t b_stride,
                                    int64_t b_panel_stride, Ahead& ahead) {
-  // A line of what is fetched is named once: naming it with each of the four steps of fp8 that
-  // share it took a seventh of decode attention.
-  constexpr int64_t kStep = kPairing<T>;
-  constexpr int64_t kShared = Ahead::kLine / (kStep * kStepBytes<T>);
-  constexpr int64_t kGroup = kStep * (kShared > 1 ? kShared : 1);
-  const auto steps = [&](int64_t k, const T* rows) CPU_BACKEND_LAMBDA {
-    for (int p = 0; p < kPanels; ++p) {
-      if constexpr (kStep == 2)
-        tile_step_pair(tile, a, a_stride, k, rows + p * b_panel_stride, p, k + 2 <= depth);
-      else
-        tile_step<T>(tile, a, a_stride, k, rows + p * b_panel_stride, p);
-    }
-  };
   int64_t k = 0;
+  if constexpr (kPairing<T> == 2) {
+    for (; k + 2 <= depth; k += 2, b += 2 * b_stride) {
+      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<2 * kStepBytes<T>>();
+      for (int p = 0; p < kPanels; ++p)
+        tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, true);
+    }
+    if (k < depth)
+      for (int p = 0; p < kPanels; ++p)
+        tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, false);
+  } else {
+    const auto step = [&](int64_t at, const T* row) CPU_BACKEND_LAMBDA {
+      for (int p = 0; p < kPanels; ++p)
+        tile_step<T>(tile, a, a_stride, at, row + p * b_panel_stride, p);
+    };
+    for (; k + 4 <= depth; k += 4, b += 4 * b_stride)
 #pragma GCC unroll 4
-  for (; k + kGroup <= depth; k += kGroup, b += kGroup * b_stride) {
-    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<kGroup * kStepBytes<T>>();
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < kGroup; i += kStep) steps(k + i, b + i * b_stride);
+      for (int64_t i = 0; i < 4; ++i) {
+        if constexpr (kFetch == Fetch::kEvenly)
+          if (i % kStepsOfLine<T> == 0) ahead.fetch<kStepsOfLine<T> * kStepBytes<T>>();
+        step(k + i, b + i * b_stride);
+      }
+    for (; k < depth; ++k, b += b_stride) step(k, b);
   }
-  for (; k < depth; k += kStep, b += kStep * b_stride) steps(k, b);
 }
 
 // Rows of 16-bit integers: fp32 scale, then the numbers over it.
 constexpr int64_t kMaxIntegerDepth = 512;  // 512 * 32767 * 127 < 2^31
 constexpr int64_t kScaleHalves = 2;
 
-// max|x| / limit; NaN where a number is not finite.
-template <class T>
-CPU_BACKEND_INLINE float integer_scale(const T* x, int64_t size, float limit) {
+// How far the numbers of a row go.
+struct IntegerRange {
   Vec largest{}, not_finite{};
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    const Vec v = load_n(x + i, n);
+
+  CPU_BACKEND_INLINE void add(Vec v) {
     largest = max(largest, abs(v));
     not_finite = not_finite + v * 0.0f;
-  });
-  return max_lanes(largest) / limit + sum_lanes(not_finite);
+  }
+  // max|x| / limit; NaN where a number is not finite.
+  CPU_BACKEND_INLINE float scale(float limit) const {
+    return max_lanes(largest) / limit + sum_lanes(not_finite);
+  }
+};
+
+template <class T>
+CPU_BACKEND_INLINE IntegerRange integer_range(const T* x, int64_t size) {
+  IntegerRange range;
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA { range.add(load_n(x + i, n)); });
+  return range;
 }
 
-// Turns a row into such integers where it lies, with zeros up to the end of the last vector; what
-// is below 2^-126 counts as zero.
-CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size) {
-  const float scale = integer_scale(x, size, 32767.0f);
+// Turns a row of this range into such integers where it lies, with zeros up to the end of the last
+// vector; what is below 2^-126 counts as zero.
+CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size, const IntegerRange& range) {
+  const float scale = range.scale(32767.0f);
   const float inverse = scale >= 0x1p-126f ? 1.0f / scale : 0.0f;
   int16_t* row = reinterpret_cast<int16_t*>(x) + kScaleHalves;
   for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
@@ -244,10 +263,13 @@ template <Fetch kFetch, int kRows, int kVecs>
 CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, const int8_t* b,
                                           int64_t b_stride, int64_t depth, float* c,
                                           int64_t c_stride, bool accumulate, Ahead& ahead) {
+  constexpr int64_t kFetched =
+      (kStepsOfLine<int8_t> > 2 ? kStepsOfLine<int8_t> : 2) * kStepBytes<int8_t>;
   VecI acc[kRows][kVecs] = {};
   if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(depth);
   for (int64_t k = 0; k < depth; k += 2, b += 2 * b_stride) {
-    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<2 * kStepBytes<int8_t>>();
+    if constexpr (kFetch == Fetch::kEvenly)
+      if (k % kStepsOfLine<int8_t> == 0) ahead.fetch<kFetched>();
     VecI w[kVecs];
     for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
     for (int r = 0; r < kRows; ++r) {

@@ -97,7 +97,9 @@ Activation gating_named(c10::string_view name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_tanh") return Activation::kGeluTanh;
-  TORCH_CHECK_VALUE(false, "activation '", name, "' is unknown: silu, gelu and gelu_tanh are.");
+  if (name == "swigluoai") return Activation::kSwigluOai;
+  TORCH_CHECK_VALUE(false, "activation '", name,
+                    "' is unknown: silu, gelu, gelu_tanh and swigluoai are.");
 }
 
 void run_product(const Product& product) {

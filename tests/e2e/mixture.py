@@ -1,7 +1,10 @@
-"""The demo model as a mixture of experts (Mixtral's form): 4 for each feed-forward network, 2 used.
+"""Mixtures of experts to test with.
 
+The demo model as one (Mixtral's form) has 4 experts for each feed-forward network and uses 2.
 Expert e is the original network, its output times SCALES[e].  Weights of the two that a random
 router chooses sum to one, so the model still speaks, and which ones it chose shows in every logit.
+
+The other is a small gpt-oss of random numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GptOssConfig, GptOssForCausalLM
 
 SCALES = (0.7, 0.9, 1.1, 1.3)
 MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -44,3 +48,64 @@ def write_mixture(source: Path, target: Path) -> Path:
             tensors[f"{block}.block_sparse_moe.gate.weight"] = router.to(weight.dtype)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def write_gpt_oss(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
+    """A small gpt-oss in fp32, and the same with its experts in MXFP4, as they are published."""
+    torch.manual_seed(0)
+    config = GptOssConfig(
+        vocab_size=49152,
+        hidden_size=256,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=64,
+        initializer_range=0.05,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
+    model = GptOssForCausalLM(config)
+    tensors = {}
+    for name, weight in model.named_parameters():
+        if name.endswith("bias") or name.endswith("sinks"):
+            torch.nn.init.normal_(weight, std=0.3)
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            blocks, scales, rounded = _mxfp4(weight.data.transpose(1, 2))
+            weight.data.copy_(rounded.transpose(1, 2))
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        else:
+            weight.data.copy_(weight.data.bfloat16())
+            tensors[name] = weight.data.bfloat16()
+    plain, mxfp4 = folder / "plain", folder / "mxfp4"
+    model.save_pretrained(plain)
+    mxfp4.mkdir()
+    save_file(tensors, mxfp4 / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((plain / "config.json").read_text())
+    kept = ["self_attn", "mlp.router", "embed_tokens", "lm_head"]
+    text["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    (mxfp4 / "config.json").write_text(json.dumps(text | {"dtype": "bfloat16"}))
+    for target in (plain, mxfp4):
+        for path in tokenizer.glob("token*"):
+            shutil.copy(path, target)
+    return plain, mxfp4
+
+
+def _mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[experts, out, in] as pairs of codes [..., in / 2], exponents [..., in / 32] and numbers."""
+    groups = weight.unflatten(2, (-1, 32))
+    exponents = torch.ceil(torch.log2(groups.abs().amax(-1) / 6))
+    scaled = groups / torch.exp2(exponents)[..., None]
+    size = torch.bucketize(scaled.abs().contiguous(), (E2M1[1:] + E2M1[:-1]) / 2)
+    numbers = E2M1[size] * scaled.sign() * torch.exp2(exponents)[..., None]
+    codes = (size + 8 * (scaled < 0)).to(torch.uint8)
+    return (
+        codes[..., ::2] | codes[..., 1::2] << 4,
+        (exponents + 127).to(torch.uint8),
+        numbers.flatten(2),
+    )

@@ -15,7 +15,7 @@ from tests.e2e import engine
 from tests.e2e.conftest import Quantize
 from tests.e2e.engine import NEW_TOKENS
 from tests.e2e.even_heads import write_even_heads
-from tests.e2e.mixture import write_mixture
+from tests.e2e.mixture import write_gpt_oss, write_mixture
 
 TEXT = (Path(__file__).parent / "alice.txt").read_text()
 
@@ -32,6 +32,7 @@ SCHEMES = {
     "fp8-static": 1.1,
     "fp8-block": 1.1,
     "fp8-deepseek": 1.1,
+    "mxfp4": 2.0,
 }
 
 
@@ -145,3 +146,17 @@ def test_experts_in_activation_order_are_refused_by_name(
     }
     with pytest.raises(AssertionError, match=r"in activation order \(desc_act\) are not supported"):
         engine.run(job)
+
+
+def test_gpt_oss_is_what_transformers_computes(
+    model_path: str, tmp_path: Path, perplexity: Callable[..., float]
+) -> None:
+    """Gates and ups in turns, their limits, biases and sinks; unquantized and in MXFP4, whose
+    weights are the same numbers."""
+    plain, mxfp4 = write_gpt_oss(Path(model_path), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    ids = torch.tensor([AutoTokenizer.from_pretrained(plain)(TEXT).input_ids])
+    with torch.no_grad():
+        expected = math.exp(model(ids, labels=ids).loss.item())
+    assert perplexity(plain, dtype="float32") == pytest.approx(expected, rel=1e-5)
+    assert perplexity(mxfp4, dtype="bfloat16") == pytest.approx(expected, rel=5e-3)

@@ -10,12 +10,27 @@ import torch
 from cpu_backend.layers.quantization.at_load import pack_int4, pack_int8
 from cpu_backend.ops import Experts, PackedLinear, StepRecording
 from tests.ops.accuracy import assert_accurate, guarded
+from tests.reference.activation import swigluoai
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 72, 104, 7, 3
-GATED = {
-    "silu": "silu_and_mul",
-    "gelu": "gelu_and_mul",
-    "gelu_tanh": "gelu_tanh_and_mul",
+
+
+def by_op(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A gated activation of this backend, on its own."""
+
+    def apply(both: torch.Tensor) -> torch.Tensor:
+        out = both.new_empty(len(both), both.shape[1] // 2)
+        getattr(torch.ops._C, name)(out, both)
+        return out
+
+    return apply
+
+
+GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": by_op("silu_and_mul"),
+    "gelu": by_op("gelu_and_mul"),
+    "gelu_tanh": by_op("gelu_tanh_and_mul"),
+    "swigluoai": lambda both: swigluoai(both.float()).to(both.dtype),
 }
 Pack = Callable[[torch.Tensor, int], PackedLinear]
 PACKS: dict[str, Pack] = {
@@ -45,7 +60,7 @@ class Mixture:
         ]
         self._down = [PACKS[down](random(HIDDEN, INTERMEDIATE), 1) for _ in range(EXPERTS)]
         self._bias = (random(EXPERTS, 2 * INTERMEDIATE), random(EXPERTS, HIDDEN)) if bias else ()
-        self._gate = getattr(torch.ops._C, GATED[activation])
+        self._gate = GATED[activation]
         self._op = Experts(self._gate_up, self._down, activation)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -64,8 +79,7 @@ class Mixture:
             for i, e in enumerate(chosen):
                 if e >= 0:
                     both = self._gate_up[e](x[t : t + 1], None, biases[0][e])
-                    hidden = both.new_empty(1, INTERMEDIATE)
-                    self._gate(hidden, both)
+                    hidden = self._gate(both)
                     results[t, i] = self._down[e](hidden, None, biases[1][e])
         return results
 
@@ -83,9 +97,14 @@ def summed(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def assert_sums(
-    mixture: Mixture, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    mixture: Mixture,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    slack: float = 0.0,
 ) -> None:
-    assert_accurate(mixture(x, weights, ids), summed, mixture.one_by_one(x, ids), weights)
+    results = mixture.one_by_one(x, ids)
+    assert_accurate(mixture(x, weights, ids), summed, results, weights, slack=slack)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 13, 64, 200])
@@ -107,8 +126,10 @@ def test_biases_and_activations(
     activation: str, kind: str, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
     mixture = Mixture(dtype, seeded, kind, kind, activation, bias=True)
-    x = torch.randn(9, HIDDEN, generator=seeded).to(dtype)
-    assert_sums(mixture, x, *routing(9, seeded))
+    x = 6 * torch.randn(9, HIDDEN, generator=seeded).to(dtype)  # beyond the limits of swigluoai
+    # The reference of swigluoai is torch: its last places may move an int8 activation to the next.
+    slack = 1e-3 if activation == "swigluoai" and kind == "int8" else 0.0
+    assert_sums(mixture, x, *routing(9, seeded), slack)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 17])

@@ -26,6 +26,12 @@ def gelu_quick(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def swigluoai(x: torch.Tensor) -> torch.Tensor:
+    """gpt-oss: [..., 2 * size] to [..., size]."""
+    gate, up = x.chunk(2, dim=-1)
+    return gelu_quick(gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1)
+
+
 def gated(activate: Function, first_half: bool = True) -> Function:
     """[..., 2 * size] to [..., size]: one half activated, times the other."""
 

@@ -59,11 +59,13 @@ def experts_methods() -> dict[type, type]:
     from vllm.model_executor.layers.quantization.auto_awq import AutoAWQMoEMethod
     from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQMoEMethod
     from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_w4a4_mxfp4,
         compressed_tensors_moe_w8a8_fp8,
         compressed_tensors_moe_w8a8_int8,
         compressed_tensors_moe_wna16,
     )
     from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
+    from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 
     from cpu_backend.layers import experts
     from cpu_backend.layers.quantization import awq, fp8, gptq, int8, weight_only
@@ -72,10 +74,14 @@ def experts_methods() -> dict[type, type]:
         UnquantizedFusedMoEMethod: experts.UnquantizedExpertsMethod,
         AutoAWQMoEMethod: awq.AWQExpertsMethod,
         AutoGPTQMoEMethod: gptq.GPTQExpertsMethod,
+        compressed_tensors_moe_w4a4_mxfp4.CompressedTensorsW4A4Mxfp4MoEMethod: (
+            fp8.Mxfp4ExpertsMethod
+        ),
         compressed_tensors_moe_w8a8_fp8.CompressedTensorsW8A8Fp8MoEMethod: fp8.Fp8ExpertsMethod,
         compressed_tensors_moe_w8a8_int8.CompressedTensorsW8A8Int8MoEMethod: int8.Int8ExpertsMethod,
         compressed_tensors_moe_wna16.CompressedTensorsWNA16MoEMethod: (
             weight_only.WeightOnlyExpertsMethod
         ),
         Fp8MoEMethod: fp8.Fp8ExpertsMethod,
+        GptOssMxfp4MoEMethod: fp8.Mxfp4ExpertsMethod,
     }

@@ -156,18 +156,32 @@ class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """weight uint8 [out, in / 2], the first of two codes low; weight_scale uint8."""
-        pairs = layer.weight.data
-        nibbles = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
-        codes = torch.tensor(E2M1, dtype=torch.int8)[nibbles.int()]
-        scales = (power_of_two(layer.weight_scale.data) / 2).to(torch.bfloat16).t()
-        in_features = codes.shape[1]
-        matrix = Matrix(
-            Codes(codes, "bytes", 8, add=128),
-            GroupScales(scales, min(32, in_features)),
-            in_features,
-            weight_only_activations(),
-        )
+        matrix = matrix_of_mxfp4(layer.weight.data, layer.weight_scale.data)
         self.packed = pack(layer, matrix, "weight", "weight_scale")
+
+
+class Mxfp4ExpertsMethod(ExpertsMethod):
+    """The same tensors with the experts in front."""
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """w13_ and w2_weight or _weight_packed, and _weight_scale."""
+        packed = getattr(layer, f"{name}_weight_packed", None)
+        pairs = (getattr(layer, f"{name}_weight") if packed is None else packed).data[expert]
+        scales = getattr(layer, f"{name}_weight_scale").data[expert]
+        return QuantizedLinear(*matrix_of_mxfp4(pairs, scales))
+
+
+def matrix_of_mxfp4(pairs: torch.Tensor, scales: torch.Tensor) -> Matrix:
+    """pairs uint8 [out, in / 2], the first of two codes low; scales e8m0 [out, in / 32]."""
+    nibbles = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
+    codes = torch.tensor(E2M1, dtype=torch.int8)[nibbles.int()]
+    in_features = codes.shape[1]
+    return Matrix(
+        Codes(codes, "bytes", 8, add=128),
+        GroupScales((power_of_two(scales) / 2).to(torch.bfloat16).t(), min(32, in_features)),
+        in_features,
+        weight_only_activations(),
+    )
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:
