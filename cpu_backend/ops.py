@@ -318,7 +318,8 @@ class PackedLinear:
 class Codes:
     """The integer codes of a weight as a checkpoint has them.
 
-    order: "bytes", uint8, int8 or float8_e4m3fn [out, in]; "words_of_k", int32 [out, words], a
+    order: "bytes", uint8, int8 or float8_e4m3fn [out, in]; "pairs_of_k", float4_e2m1fn_x2
+    [out, in / 2], whose scale is that of twice the numbers; "words_of_k", int32 [out, words], a
     stream of bits along in_features, lowest first; "words_of_n" and "words_of_n_awq", int32
     [in, words], along out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.
     add: what turns a code into the kept, unsigned one: 128 for int8, 8 for -8 ... 7,

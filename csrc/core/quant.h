@@ -14,6 +14,9 @@ namespace cpu_backend {
 enum class CodeKind : int {
   kInteger,  // see ZeroKind
   kFp8,      // e4m3: weight = scale * code; 8 bits, no zero, activations kFloat
+  // e2m1: 4 bits, no zero.  weight = scale * number * 2, because twice the numbers are whole: the
+  // codes stand for 8-bit ones, 128 + twice the number.
+  kE2m1,
 };
 
 // What stands beside the scale of a group; q is the unsigned code of a weight.
@@ -80,12 +83,16 @@ struct QuantLayout {
     return (groups() - 1) * segments_of(group) + segments_of(last_group());
   }
 
-  // What meets the activations: kLevels is multiplied as the 8-bit codes that it stands for.
+  // Whether 4-bit codes stand for 8-bit ones, and what then meets the activations.
+  CPU_BACKEND_MEMBER bool expands() const {
+    return zero == ZeroKind::kLevels || kind == CodeKind::kE2m1;
+  }
   CPU_BACKEND_MEMBER QuantLayout multiplied() const {
     QuantLayout layout = *this;
-    if (zero == ZeroKind::kLevels) {
+    if (expands()) {
       layout.bits = 8;
       layout.zero = ZeroKind::kMiddle;
+      layout.kind = CodeKind::kInteger;
     }
     return layout;
   }
@@ -94,6 +101,7 @@ struct QuantLayout {
 // Where the codes of an unpacked weight lie.
 enum class CodeOrder : int {
   kBytes,        // one code per byte, of column n and channel k at n * n_stride + k * k_stride
+  kPairsOfK,     // two codes of neighbouring channels per byte, the first one low, at k / 2
   kWordsOfK,     // per column a stream of bits along k in 32-bit words, lowest bits first
   kWordsOfN,     // per channel a stream of bits along n
   kWordsOfNAwq,  // the same with the eight codes of each word in the order 0 2 4 6 1 3 5 7

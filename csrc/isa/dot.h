@@ -89,4 +89,24 @@ CPU_BACKEND_INLINE VecI add_quad_sum(VecI sum, QuadSum quads) {
   }
 }
 
+// 128 and twice the number of an e2m1 code, for each byte of x, which is below 16.
+CPU_BACKEND_INLINE VecU bytes_of_e2m1(VecU x) {
+  alignas(16) static constexpr uint8_t kTable[16] = {128, 129, 130, 131, 132, 134, 136, 140,
+                                                     128, 127, 126, 125, 124, 122, 120, 116};
+#if defined(__AVX512BW__)
+  const __m512i table = _mm512_broadcast_i32x4(*reinterpret_cast<const __m128i*>(kTable));
+  return (VecU)_mm512_shuffle_epi8(table, (__m512i)x);
+#elif defined(__AVX2__)
+  const __m256i table = _mm256_broadcastsi128_si256(*reinterpret_cast<const __m128i*>(kTable));
+  return (VecU)_mm256_shuffle_epi8(table, (__m256i)x);
+#elif defined(__aarch64__)
+  return (VecU)vqtbl1q_u8(vld1q_u8(kTable), (uint8x16_t)x);
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
+  Bytes bytes = (Bytes)x;
+  for (int i = 0; i < kVectorBytes; ++i) bytes[i] = kTable[bytes[i]];
+  return (VecU)bytes;
+#endif
+}
+
 }  // namespace CPU_BACKEND_NAMESPACE

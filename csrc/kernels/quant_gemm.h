@@ -8,7 +8,7 @@
 //           group that is the whole product, so W8A8 is its integer definition.  Segments are added
 //           in fp32 in the order of k; bias is added in fp32; one rounding, on store.  kOffset:
 //           a_scale * scale * dot + a_scale * sum * zero, the last product in fp32.
-//           kLevels: the product of the 8-bit codes that kernels/quant_levels.h makes.
+//           kLevels, kE2m1: the product of the 8-bit codes that kernels/quant_expand.h makes.
 // Registers codes are unpacked by mask and shift where they are used: 2 instructions for the 32
 //           products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, shared by all
 //           rows of the tile.
@@ -18,8 +18,8 @@
 #include "core/quant.h"
 #include "isa/dot.h"
 #include "kernels/gemm.h"
+#include "kernels/quant_expand.h"
 #include "kernels/quant_float.h"
-#include "kernels/quant_levels.h"
 #include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
 
@@ -37,8 +37,9 @@ struct TileCodes {
   int64_t stride;
   const char* ahead;
   int64_t ahead_step;
-  bool alone;      // the only tile of these codes, which it must wait for
-  char* expanded;  // where a group with levels becomes 8-bit codes; null: it need not
+  bool alone;  // the only tile of these codes, which it must wait for
+  CodeKind kind;
+  char* expanded;  // where a group becomes the 8-bit codes that it stands for; null: it need not
 
   CPU_BACKEND_INLINE const uint32_t* words(int panel) const {
     return reinterpret_cast<const uint32_t*>(at + panel * stride);
@@ -261,7 +262,7 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, Til
     TileCodes codes = packed;
     const bool expand = kBits == 8 && kPanels == 1 && packed.expanded;
     if (expand) {
-      packed.at = expand_group(packed.at, channels, packed.expanded);
+      packed.at = expand_group(packed.kind, packed.at, channels, packed.expanded);
       codes.at = packed.expanded;
       codes.alone = false;
     }
@@ -319,10 +320,9 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
   }
 }
 
-// The block of results, and with levels a panel of 8-bit codes.
+// The block of results, and a panel of the 8-bit codes that others stand for.
 static inline int64_t quant_scratch_floats(const QuantLayout& layout) {
-  const bool levels = layout.zero == ZeroKind::kLevels;
-  return float_scratch_floats() + (levels ? panel_bytes(layout.multiplied()) / 4 : 0);
+  return float_scratch_floats() + (layout.expands() ? panel_bytes(layout.multiplied()) / 4 : 0);
 }
 static_assert(float_scratch_floats() >= kSideBySide * kQuantRows * kPanelWidth, "block");
 
@@ -368,7 +368,7 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
   const bool floats = args.layout.activations == Activations::kFloat;
   QuantGemmArgs multiplied = args;
   multiplied.layout = args.layout.multiplied();
-  const bool levels = args.layout.zero == ZeroKind::kLevels;
+  const bool expands = args.layout.expands();
   char* const expanded = reinterpret_cast<char*>(scratch + float_scratch_floats());
   const int64_t count = rows.end - rows.begin;
   const int64_t tile_rows = floats ? kFloatRows : args.rows.tile_rows;
@@ -376,18 +376,19 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
   const int64_t at_once =
-      count == 1 && !levels && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
+      count == 1 && !expands && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
   TileCodes codes{};
   codes.stride = bytes;
   codes.alone = tiles == 1;
-  codes.expanded = levels && codes.alone ? expanded : nullptr;
+  codes.kind = args.layout.kind;
+  codes.expanded = expands && codes.alone ? expanded : nullptr;
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
   // of them fetch a part of the next one, which costs a single tile a tenth of its speed.
   codes.ahead_step = codes.alone ? 0 : bytes / (tiles * steps);
   for (int64_t p = panels.begin; p < panels.end;) {
     const char* panel = static_cast<const char*>(args.packed) + p * bytes;
     codes.at = panel;
-    if (levels && !codes.alone) {
+    if (expands && !codes.alone) {
       expand_panel(args.layout, panel, expanded);
       codes.at = expanded;
     }

@@ -84,6 +84,11 @@ CPU_BACKEND_INLINE uint32_t source_code(const QuantPackArgs& args, int64_t colum
     const uint8_t* bytes = static_cast<const uint8_t*>(args.codes);
     return bytes[column * args.n_stride + channel * args.k_stride];
   }
+  if constexpr (kOrder == CodeOrder::kPairsOfK) {
+    const uint8_t* bytes = static_cast<const uint8_t*>(args.codes);
+    const uint8_t pair = bytes[column * args.n_stride + channel / 2 * args.k_stride];
+    return channel % 2 ? pair >> 4 : pair & 15u;
+  }
   const uint32_t* words = static_cast<const uint32_t*>(args.codes);
   constexpr bool kAlongK = kOrder == CodeOrder::kWordsOfK;
   const int bits = kBits ? kBits : args.source_bits;
@@ -191,6 +196,8 @@ static inline void pack_quant(const QuantPackArgs& args, Slice panels) {
   switch (args.order) {
     case CodeOrder::kBytes:
       return pack_quant_panels<CodeOrder::kBytes, 8>(args, panels);
+    case CodeOrder::kPairsOfK:
+      return pack_quant_panels<CodeOrder::kPairsOfK, 4>(args, panels);
     case CodeOrder::kWordsOfK:
       return pack_words<CodeOrder::kWordsOfK>(args, panels);
     case CodeOrder::kWordsOfN:

@@ -41,6 +41,7 @@ ZeroKind zero_kind_of(const std::string& text) {
 CodeOrder order_of(const std::string& text) {
   return one_of<CodeOrder>(text, "order",
                            {{"bytes", CodeOrder::kBytes},
+                            {"pairs_of_k", CodeOrder::kPairsOfK},
                             {"words_of_k", CodeOrder::kWordsOfK},
                             {"words_of_n", CodeOrder::kWordsOfN},
                             {"words_of_n_awq", CodeOrder::kWordsOfNAwq}});
@@ -68,6 +69,12 @@ void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t
     check_shape(codes, {n, k}, "codes");
     return;
   }
+  if (order == CodeOrder::kPairsOfK) {
+    TORCH_CHECK_TYPE(codes.scalar_type() == at::kFloat4_e2m1fn_x2, "codes in pairs have dtype ",
+                     codes.scalar_type(), ", not float4_e2m1fn_x2.");
+    check_shape(codes, {n, ceil_div(k, 2)}, "codes");
+    return;
+  }
   TORCH_CHECK_TYPE(codes.scalar_type() == at::kInt, "packed codes have dtype ", codes.scalar_type(),
                    ", not int32.");
   const bool along_k = order == CodeOrder::kWordsOfK;
@@ -80,6 +87,11 @@ void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t
 
 // fp8 codes are multiplied as numbers, the others as integers.
 CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros) {
+  if (codes.scalar_type() == at::kFloat4_e2m1fn_x2) {
+    TORCH_CHECK_VALUE(layout.bits == 4 && !zeros && layout.activations != Activations::kFloat,
+                      "float4_e2m1fn_x2 weights have 4 bits and no zeros, and meet integers.");
+    return CodeKind::kE2m1;
+  }
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn;
   TORCH_CHECK_VALUE(fp8 == (layout.activations == Activations::kFloat),
                     "float8_e4m3fn weights take activations \"float\", integers do not.");
@@ -167,7 +179,7 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
   check_codes(codes, args.order, bits, layout.n, in_features);
   args.codes = codes.const_data_ptr();
   // A matrix of a stream has its words last.
-  const bool n_first = args.order == CodeOrder::kBytes || args.order == CodeOrder::kWordsOfK;
+  const bool n_first = args.order != CodeOrder::kWordsOfN && args.order != CodeOrder::kWordsOfNAwq;
   args.n_stride = codes.stride(n_first ? 0 : 1);
   args.k_stride = codes.stride(n_first ? 1 : 0);
   if (zeros) {

@@ -102,6 +102,10 @@ struct QuantProblem {
     if (channel(k) < 0) return 0.0;
     const uint8_t code = codes[static_cast<size_t>(column * channels_in + channel(k))];
     if (layout.kind == CodeKind::kFp8) return to_float(static_cast<fp8_t>(code));
+    if (layout.kind == CodeKind::kE2m1) {
+      constexpr double kNumbers[] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
+      return 2.0 * kNumbers[code & 7] * (code & 8 ? -1.0 : 1.0);
+    }
     const double q = code;
     const int64_t g = k / layout.group;
     switch (layout.zero) {

@@ -104,46 +104,65 @@ void test_quant_gemm_is_the_integer_definition() {
 const Registration a("quant/test_quant_gemm_is_the_integer_definition",
                      test_quant_gemm_is_the_integer_definition);
 
-// By the definition, and to the bit what the 8-bit codes give that the levels make of the others:
-// one tile, which expands as it goes, and several, which find a panel expanded.
-void test_levels_are_the_codes_that_they_stand_for() {
-  for_each_target([](const KernelTable& table) {
+// By the definition, and to the bit what the 8-bit codes give that others stand for: one tile,
+// which expands as it goes, and several, which find a panel expanded.
+void check_expanded(const KernelTable& table, const QuantLayout& layout, int64_t m, int64_t turn) {
+  const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
+  check_product(table, problem, table.quant_tile_rows, turn % 2 == 0);
+  QuantProblem expanded = problem;
+  expanded.layout = layout.multiplied();
+  expanded.channels_in = layout.k;
+  expanded.codes.resize(static_cast<size_t>(layout.n * layout.k));
+  for (int64_t column = 0; column < layout.n; ++column)
+    for (int64_t i = 0; i < layout.k; ++i)
+      expanded.codes[static_cast<size_t>(column * layout.k + i)] =
+          static_cast<uint8_t>(problem.weight(column, i) + 128);
+  expanded.channels.clear();
+  const QuantizedRows rows = problem.quantize(table, table.quant_tile_rows);
+  const std::vector<unsigned char> packed = problem.pack(table);
+  const std::vector<unsigned char> packed8 = expanded.pack(table);
+  Buffer c(problem.type, m, layout.n), c8(problem.type, m, layout.n);
+  run(table, problem.type, problem.gemm_args(rows, packed, c, false), turn % 3 + 1, 2);
+  run(table, problem.type, expanded.gemm_args(rows, packed8, c8, false), 1, 3);
+  expect(c == c8, "%s: not the product of 8-bit codes", label_of(problem).c_str());
+}
+
+template <class Check>
+void for_each_expanded(const Check& check) {
+  for_each_target([&](const KernelTable& table) {
     int64_t turn = 0;
-    for (Activations activations : {Activations::kInt16, Activations::kInt8}) {
-      for (int64_t k : {1, 7, 31, 64, 100, 128, 130, 200, 300}) {
-        for (int64_t group : {int64_t{32}, int64_t{96}, int64_t{128}, k}) {
-          if (group > k || !may_have_levels(4, k, group)) continue;
+    for (Activations activations : {Activations::kInt16, Activations::kInt8})
+      for (int64_t k : {1, 7, 31, 64, 100, 128, 130, 200, 300})
+        for (int64_t group : {int64_t{32}, int64_t{96}, int64_t{128}, k})
           for (int64_t m : {1, 2, 13, 30}) {
+            if (group > k) continue;
             ++turn;
             const int64_t n = (turn % 5 + 1) * table.panel_width / 2 + turn % 3;
-            const QuantLayout layout{4,    ZeroKind::kLevels, kTypes[turn % 3], activations, n, k,
-                                     group};
-            const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
-            check_product(table, problem, table.quant_tile_rows, turn % 2 == 0);
-            QuantProblem expanded = problem;
-            expanded.layout = layout.multiplied();
-            expanded.channels_in = k;
-            expanded.codes.resize(static_cast<size_t>(n * k));
-            for (int64_t column = 0; column < n; ++column)
-              for (int64_t i = 0; i < k; ++i)
-                expanded.codes[static_cast<size_t>(column * k + i)] =
-                    static_cast<uint8_t>(problem.weight(column, i) + 128);
-            expanded.channels.clear();
-            const QuantizedRows rows = problem.quantize(table, table.quant_tile_rows);
-            const std::vector<unsigned char> packed = problem.pack(table);
-            const std::vector<unsigned char> packed8 = expanded.pack(table);
-            Buffer c(problem.type, m, n), c8(problem.type, m, n);
-            run(table, problem.type, problem.gemm_args(rows, packed, c, false), turn % 3 + 1, 2);
-            run(table, problem.type, expanded.gemm_args(rows, packed8, c8, false), 1, 3);
-            expect(c == c8, "%s: not the product of 8-bit codes", label_of(problem).c_str());
+            check(table,
+                  QuantLayout{4, ZeroKind::kMiddle, kTypes[turn % 3], activations, n, k, group}, m,
+                  turn);
           }
-        }
-      }
-    }
+  });
+}
+
+void test_levels_are_the_codes_that_they_stand_for() {
+  for_each_expanded([](const KernelTable& table, QuantLayout layout, int64_t m, int64_t turn) {
+    if (!may_have_levels(4, layout.k, layout.group)) return;
+    layout.zero = ZeroKind::kLevels;
+    check_expanded(table, layout, m, turn);
   });
 }
 const Registration k("quant/test_levels_are_the_codes_that_they_stand_for",
                      test_levels_are_the_codes_that_they_stand_for);
+
+void test_e2m1_is_the_codes_that_it_stands_for() {
+  for_each_expanded([](const KernelTable& table, QuantLayout layout, int64_t m, int64_t turn) {
+    layout.kind = CodeKind::kE2m1;
+    check_expanded(table, layout, m, turn);
+  });
+}
+const Registration l("quant/test_e2m1_is_the_codes_that_it_stands_for",
+                     test_e2m1_is_the_codes_that_it_stands_for);
 
 void test_fp8_gemm_matches_reference() {
   for_each_target([](const KernelTable& table) {

@@ -178,6 +178,31 @@ def test_fp8_is_as_accurate_as_bf16(
         assert torch.equal(layer(x[rows], None, bias), out[rows])
 
 
+@pytest.mark.parametrize(("n", "k"), [(5, 64), (40, 320), (33, 31), (100, 1000)])
+@pytest.mark.parametrize("kind", ["int16", "int8"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_e2m1_in_pairs_is_the_same_weight_in_8_bits(
+    n: int, k: int, kind: str, strided: bool, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    codes = torch.randint(0, 16, (n, k + k % 2), generator=seeded).to(torch.uint8)
+    pairs = codes[:, ::2] | codes[:, 1::2] << 4
+    twice = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).to(torch.int8)
+    groups = GroupScales(random(seeded, -(-k // 32), n).abs(), min(32, k))
+    if strided:
+        pairs = pairs.repeat(1, 2)[:, : pairs.shape[1]]
+    packed = QuantizedLinear(
+        Codes(pairs.view(torch.float4_e2m1fn_x2), "pairs_of_k", 4), groups, k, Activations(kind)
+    )
+    plain = QuantizedLinear(
+        Codes(twice[codes[:, :k].int()], "bytes", 8, add=128), groups, k, Activations(kind)
+    )
+    if k > 100:
+        assert packed.nbytes < 0.7 * plain.nbytes
+    for tokens in (1, 3, 40):
+        x = random(seeded, tokens, k).to(dtype)
+        assert torch.equal(packed(x), plain(x))
+
+
 def packed_stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """uint codes [rows, size] as int32 words of a stream of bits along the second dimension."""
     rows, size = codes.shape
@@ -303,7 +328,9 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
         QuantizedLinear(Codes(codes, "words_of_k", 4), groups, 64)
     with pytest.raises(ValueError, match="AWQ's order of codes is one of eight 4-bit columns"):
         QuantizedLinear(Codes(codes[:2].int().t(), "words_of_n_awq", 3), groups, 64)
-    with pytest.raises(ValueError, match='order is "rows"; known are bytes, words_of_k'):
+    with pytest.raises(
+        ValueError, match='order is "rows"; known are bytes, pairs_of_k, words_of_k'
+    ):
         QuantizedLinear(Codes(codes, "rows", 4), groups, 64)
     with pytest.raises(ValueError, match='activations is "int4"; known are int16, int8'):
         QuantizedLinear(good, groups, 64, Activations("int4"))
@@ -317,6 +344,15 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
         QuantizedLinear(Codes(fp8, "bytes", 8), groups, 64)
     with pytest.raises(ValueError, match='float8_e4m3fn weights take activations "float"'):
         QuantizedLinear(good, groups, 64, Activations("float"))
+    with pytest.raises(TypeError, match="codes in pairs have dtype Char"):
+        QuantizedLinear(Codes(codes, "pairs_of_k", 4), groups, 64)
+    pairs = codes[:, :32].contiguous().view(torch.float4_e2m1fn_x2)
+    with pytest.raises(ValueError, match=r"codes has shape \[16, 32\], expected \[16, 33\]"):
+        QuantizedLinear(Codes(pairs, "pairs_of_k", 4), GroupScales(scales, 33), 65)
+    with pytest.raises(ValueError, match="have 4 bits and no zeros, and meet integers"):
+        QuantizedLinear(
+            Codes(pairs, "pairs_of_k", 4), GroupScales(scales, 32, torch.ones_like(scales)), 64
+        )
     fp8[3, 5] = float("nan")
     with pytest.raises(ValueError, match="the weight has NaN in it"):
         QuantizedLinear(Codes(fp8, "bytes", 8), groups, 64, Activations("float"))

@@ -142,12 +142,8 @@ class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
         self.packed = pack(layer, matrix, "weight", "weight_scale")
 
 
-# Twice the numbers of e2m1: whole, so that they are int8 codes.
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-
-
 class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
-    """e2m1 weights with a power of two per 32 channels, kept as int8 without loss."""
+    """e2m1 weights with a power of two per 32 channels."""
 
     @classmethod
     def can_implement(cls, config: MxFp4LinearLayerConfig) -> tuple[bool, str | None]:
@@ -173,12 +169,11 @@ class Mxfp4ExpertsMethod(ExpertsMethod):
 
 def matrix_of_mxfp4(pairs: torch.Tensor, scales: torch.Tensor) -> Matrix:
     """pairs uint8 [out, in / 2], the first of two codes low; scales e8m0 [out, in / 32]."""
-    nibbles = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
-    codes = torch.tensor(E2M1, dtype=torch.int8)[nibbles.int()]
-    in_features = codes.shape[1]
+    in_features = 2 * pairs.shape[1]
+    halves = (power_of_two(scales) / 2).to(torch.bfloat16)
     return Matrix(
-        Codes(codes, "bytes", 8, add=128),
-        GroupScales((power_of_two(scales) / 2).to(torch.bfloat16).t(), min(32, in_features)),
+        Codes(pairs.view(torch.float4_e2m1fn_x2), "pairs_of_k", 4),
+        GroupScales(halves.t(), min(32, in_features)),
         in_features,
         weight_only_activations(),
     )

@@ -1,14 +1,14 @@
-// ZeroKind::kLevels: 4-bit codes that stand for 8-bit ones, expanded into their packed form.
+// 4-bit codes that stand for 8-bit ones, expanded into the packed form of these.
 //
-//   code8 = step * code + base, whole numbers for every 32 channels and column (core/quant.h)
-//
-// Four codes of a word, a byte each, are multiplied by a step at once: no product carries into the
-// next byte, because all of them and their bases end below 256.
+// ZeroKind::kLevels   code8 = step * code + base, whole numbers for every 32 channels and column:
+//                     four codes of a word, a byte each, are multiplied by a step at once.  No
+//                     product carries into the next byte, because all of them and their bases end
+//                     below 256.  (Two-level scales as in the K-quants of llama.cpp's GGUF, but
+//                     whole numbers all through, so that no group of 32 needs arithmetic in fp32.)
+// CodeKind::kE2m1     code8 = 128 + twice the number (OCP Microscaling Formats 1.0), from a table.
 //
 // A product of few rows expands a group at a time, which stays in L1, one of many rows a panel at a
 // time: all rows of the product then meet 8-bit codes, and both ways give the same numbers.
-// (Two-level scales as in the K-quants of llama.cpp's GGUF, but whole numbers all through, so that
-// no group of 32 needs arithmetic in fp32.)
 #pragma once
 
 #include "core/quant.h"
@@ -35,7 +35,22 @@ constexpr int64_t expanded_bytes(int64_t channels) {
 }
 
 // The codes of one panel and group after its scales; returns where the panel goes on.
-static inline const char* expand_group(const char* from, int64_t channels, char* to) {
+static inline const char* expand_e2m1(const char* from, int64_t channels, char* to) {
+  for (int64_t i = 0; i < channels; i += QuantLayout::kStep) {
+    fetch_ahead(from, 4 * kPanelWidth);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
+      store_raw(to + 4 * v * kLanes, bytes_of_e2m1(word & 0x0f0f0f0fu));
+      store_raw(to + 4 * (kPanelWidth + v * kLanes),
+                bytes_of_e2m1(shift_halves(word, 4) & 0x0f0f0f0fu));
+    }
+    from += 4 * kPanelWidth;
+    to += 8 * kPanelWidth;
+  }
+  return from;
+}
+
+static inline const char* expand_levels(const char* from, int64_t channels, char* to) {
   for (int64_t k = 0; k < channels; k += QuantLayout::kLevelChannels) {
     VecHalves step[kPanelVecs];
     VecU base[kPanelVecs];
@@ -63,13 +78,19 @@ static inline const char* expand_group(const char* from, int64_t channels, char*
   return from;
 }
 
+static inline const char* expand_group(CodeKind kind, const char* from, int64_t channels,
+                                       char* to) {
+  return kind == CodeKind::kE2m1 ? expand_e2m1(from, channels, to)
+                                 : expand_levels(from, channels, to);
+}
+
 // A whole panel as layout.multiplied() has it.
 static inline void expand_panel(const QuantLayout& layout, const char* from, char* to) {
   const int64_t scales = scale_bytes(layout);
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
     __builtin_memcpy(to, from, static_cast<size_t>(scales));
-    from = expand_group(from + scales, channels, to + scales);
+    from = expand_group(layout.kind, from + scales, channels, to + scales);
     to += scales + expanded_bytes(channels);
   }
 }
