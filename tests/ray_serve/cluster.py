@@ -96,6 +96,9 @@ class Outcome:
 async def send(http: httpx.AsyncClient, endpoint: Endpoint, body: dict[str, Any]) -> Outcome:
     """One completion, streamed or not."""
     streamed = bool(body.get("stream"))
+    if streamed:  # an event of a busy server may carry several tokens
+        counted = {"include_usage": True, "continuous_usage_stats": True}
+        body = {**body, "stream_options": counted}
     async with http.stream("POST", f"{endpoint.url}/v1/completions", json=body) as reply:
         outcome = Outcome(reply.status_code, streamed)
         outcome.retry_after = reply.headers.get("retry-after", "")
@@ -108,7 +111,8 @@ async def send(http: httpx.AsyncClient, endpoint: Endpoint, body: dict[str, Any]
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))
                 outcome.error_event |= "error" in event
-                outcome.tokens += "choices" in event
+                if usage := event.get("usage"):
+                    outcome.tokens = usage["completion_tokens"]
         return outcome
 
 
