@@ -428,11 +428,6 @@ class Experts:
         self._down = [weight._handle for weight in down]
         self._activation = activation
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all packed weights."""
-        return sum(weight.nbytes for weight in self._weights)
-
     def __call__(
         self,
         out: torch.Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
 
 from cpu_backend import ops
+from cpu_backend.layers.quantization.packing import naming
 
 # The host's activations and the op's.
 ACTIVATIONS = {
@@ -102,17 +104,15 @@ class ExpertsMethod(FusedMoEMethodBase):
     expert's gate and up projection ("w13") or down projection ("w2").
     """
 
+    @abstractmethod
     def matrix(self, layer: RoutedExperts, name: str, expert: int) -> ops.PackedLinear:
         """[2 * intermediate, hidden] in 2 parts, or [hidden, intermediate]."""
-        raise NotImplementedError
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Pack every expert and free the checkpoint's tensors.
 
         What stays has the shape of the weights and no memory, because the host asks for it.
         """
-        from cpu_backend.layers.quantization.packing import naming
-
         with naming(layer):
             check_activation(layer)
             if self.moe.activation == MoEActivation.SWIGLUOAI:

@@ -4,6 +4,7 @@
 // Torch-free and deterministic: tests drive it with any number of pretended threads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "core/gemm_plan.h"
@@ -72,15 +73,7 @@ struct ExpertItems {
     int64_t used, item;
   };
   Item find(int64_t item) const {
-    int64_t u = 0;
-    for (int64_t high = static_cast<int64_t>(ends.size()); u < high;) {
-      const int64_t middle = u + (high - u) / 2;
-      if (ends[middle] <= item) {
-        u = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
+    const int64_t u = std::upper_bound(ends.begin(), ends.end(), item) - ends.begin();
     return {u, u == 0 ? item : item - ends[u - 1]};
   }
 };

@@ -15,16 +15,20 @@ namespace {
 
 using Weights = std::vector<const PackedLinear*>;
 
-// All of one kind [n, k], so that their rows share one buffer.
-Weights weights_of(at::IntArrayRef handles, int64_t n, int64_t k, const char* name) {
+// All of one kind [n, k], so that their rows share one buffer, and as wide as x if not quantized.
+Weights weights_of(at::IntArrayRef handles, int64_t n, int64_t k, const at::Tensor& x,
+                   const char* name) {
   Weights weights;
+  const PackedLinear& first = packed_linear(handles[0]);
   for (const int64_t handle : handles) {
     const PackedLinear& weight = packed_linear(handle);
     TORCH_CHECK_VALUE(weight.n == n && weight.k == k, name, " of an expert is [", weight.n, ", ",
                       weight.k, "], expected [", n, ", ", k, "].");
-    TORCH_CHECK_VALUE(!weight.quantized == !packed_linear(handles[0]).quantized &&
-                          product_row_bytes(weight) == product_row_bytes(packed_linear(handles[0])),
+    TORCH_CHECK_VALUE(!weight.quantized == !first.quantized &&
+                          product_row_bytes(weight) == product_row_bytes(first),
                       name, " of all experts must be quantized alike.");
+    TORCH_CHECK_TYPE(weight.quantized || weight.dtype == x.scalar_type(), "activations have dtype ",
+                     x.scalar_type(), " but an expert was packed as ", weight.dtype, ".");
     weights.push_back(&weight);
   }
   return weights;
@@ -128,13 +132,8 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   mixture->element_bytes = x.element_size();
   ExpertProducts& first = mixture->gate_up;
   ExpertProducts& second = mixture->down;
-  first.weights = weights_of(gate_up, 2 * intermediate, in.size, "the gate and up projection");
-  second.weights = weights_of(down, in.size, intermediate, "the down projection");
-  for (ExpertProducts* products : {&first, &second})
-    for (const PackedLinear* weight : products->weights)
-      TORCH_CHECK_TYPE(weight->quantized || weight->dtype == x.scalar_type(),
-                       "activations have dtype ", x.scalar_type(), " but an expert was packed as ",
-                       weight->dtype, ".");
+  first.weights = weights_of(gate_up, 2 * intermediate, in.size, x, "the gate and up projection");
+  second.weights = weights_of(down, in.size, intermediate, x, "the down projection");
   first.set_bias(gate_up_bias, x);
   second.set_bias(down_bias, x);
 

@@ -39,10 +39,8 @@ def reference(model_path: str) -> Any:
     return partial(AutoModelForCausalLM.from_pretrained, model_path, local_files_only=True)
 
 
-@pytest.fixture(scope="session")
-def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """Greedy fp32 tokens of transformers for each prompt."""
-    model = reference(dtype=torch.float32)
+def greedy_tokens(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """What a model of transformers adds to each prompt."""
     with torch.no_grad():
         return [
             model.generate(
@@ -55,6 +53,12 @@ def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
             )[0, len(ids) :].tolist()
             for ids in prompts
         ]
+
+
+@pytest.fixture(scope="session")
+def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Greedy fp32 tokens of transformers for each prompt."""
+    return greedy_tokens(reference(dtype=torch.float32), prompts)
 
 
 @pytest.fixture(scope="session")

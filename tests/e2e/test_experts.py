@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e import engine
-from tests.e2e.conftest import Quantize
+from tests.e2e.conftest import Quantize, greedy_tokens
 from tests.e2e.engine import NEW_TOKENS
 from tests.e2e.even_heads import write_even_heads
 from tests.e2e.mixture import write_gpt_oss, write_mixture
@@ -53,18 +53,7 @@ def short(prompts: list[list[int]]) -> list[list[int]]:
 def wanted(mixture: Path, short: list[list[int]]) -> list[list[int]]:
     """Greedy fp32 tokens of transformers."""
     model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
-    with torch.no_grad():
-        return [
-            model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )[0, len(ids) :].tolist()
-            for ids in short
-        ]
+    return greedy_tokens(model, short)
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,12 @@ class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """weight int8 [out, in]; weight_scale [out, 1], or one per merged layer."""
         weight, scale, _, _, _ = self._get_layer_params(layer)
-        out_features, in_features = weight.shape
         scale = scale.float()
         if not self.config.is_channelwise and scale.numel() > 1:
             scale = torch.cat([scale[i].expand(w) for i, w in enumerate(layer.logical_widths)])
         with naming(layer):
-            scales = scale.reshape(1, -1).expand(1, out_features)
-        matrix = Matrix(
-            Codes(weight.data, "bytes", 8, add=128),
-            GroupScales(scales, in_features),
-            in_features,
-            self._activations(layer),
-        )
+            scales = scale.reshape(1, -1).expand(1, len(weight))
+        matrix = matrix_of(weight.data, scales, self._activations(layer))
         self.packed = pack(layer, matrix, *self.layer_param_names[:4])
 
     def _activations(self, layer: torch.nn.Module) -> Activations:
@@ -63,10 +57,11 @@ class Int8ExpertsMethod(ExpertsMethod):
         """As a linear layer's."""
         weight = getattr(layer, f"{name}_weight").data[expert]
         scale = getattr(layer, f"{name}_weight_scale").data[expert]
-        in_features = weight.shape[1]
-        return QuantizedLinear(
-            Codes(weight, "bytes", 8, add=128),
-            GroupScales(scale.t(), in_features),
-            in_features,
-            Activations("int8_token"),
-        )
+        return QuantizedLinear(*matrix_of(weight, scale.t(), Activations("int8_token")))
+
+
+def matrix_of(weight: torch.Tensor, scales: torch.Tensor, activations: Activations) -> Matrix:
+    """weight int8 [out, in], scales [1, out]."""
+    in_features = weight.shape[1]
+    groups = GroupScales(scales, in_features)
+    return Matrix(Codes(weight, "bytes", 8, add=128), groups, in_features, activations)
