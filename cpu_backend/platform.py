@@ -30,6 +30,7 @@ logger = init_logger("vllm.cpu_backend")
 
 EXECUTOR = "cpu_backend.worker.executor.CPUExecutor"
 WORKER = "cpu_backend.worker.worker.CPUWorker"
+COMMUNICATOR = "cpu_backend.worker.communicator.CPUCommunicator"
 ATTENTION = "cpu_backend.attention.backend.CpuBackendAttention"
 LAYOUT = "cpu_backend_layout"  # key in the host's additional_config
 BLOCK_SIZE = 128  # tokens of a KV page: eight vectors of AVX-512, 16 KiB of bf16 at head size 64
@@ -65,6 +66,11 @@ class CpuBackendPlatform(CpuPlatform):
                 "models with full or sliding-window attention are supported."
             )
         return ATTENTION
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """The host's, with what experts under data parallelism ask for."""
+        return COMMUNICATOR
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:

@@ -13,6 +13,10 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+import openai
+
+from tests.e2e.engine import NEW_TOKENS
+
 VLLM = str(Path(sys.executable).parent / "vllm")
 START_SECONDS = 300  # generous: a wedged server must fail the test, a slow machine must not
 
@@ -75,6 +79,19 @@ class Server:
                 return reply.status == 200
         except OSError:
             return False
+
+    def tokens(self, prompt: list[int]) -> list[int]:
+        """Greedy tokens, ``NEW_TOKENS`` of them."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        reply = client.completions.create(
+            model=self.model,
+            prompt=prompt,
+            temperature=0,
+            max_tokens=NEW_TOKENS,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        result: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
+        return result
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.e2e.conftest import Quantize, greedy_tokens
 from tests.e2e.engine import NEW_TOKENS
 from tests.e2e.even_heads import write_even_heads
 from tests.e2e.mixture import write_gpt_oss, write_mixture
+from tests.e2e.server import Server
 
 TEXT = (Path(__file__).parent / "alice.txt").read_text()
 
@@ -76,6 +78,21 @@ def test_fp32_tokens_equal_transformers(
     batched, *alone = engine.run(job)
     assert [result["tokens"] for result in batched] == wanted
     assert [result["tokens"] for [result] in alone] == wanted
+
+
+@pytest.mark.parametrize("options", [[], ["--enable-expert-parallel"]], ids=["halves", "half"])
+def test_replicas_compute_the_experts_of_each_others_requests(
+    options: list[str],
+    mixture: Path,
+    short: list[list[int]],
+    wanted: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    options = ["-dp", "2", "--dtype", "float32", "--max-model-len", "2048", *options]
+    with Server(str(mixture), tmp_path / "log", *options) as server:
+        assert server.tokens(short[0]) == wanted[0]  # beside a replica without work
+        with ThreadPoolExecutor(len(short)) as clients:
+            assert list(clients.map(server.tokens, short)) == wanted
 
 
 @pytest.fixture(scope="module")
