@@ -356,13 +356,16 @@ def pack_experts() -> None:
         int8,
         int_wna16,
         mxfp4,
+        mxfp8,
         unquantized,
+        w4a8_int8,
     )
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     from cpu_backend.layers import experts, quantization
 
-    for oracle in (fp8, int8, int_wna16, mxfp4, unquantized):
+    mxfp8._SUPPORTED_BACKENDS = (fp8.Fp8MoeBackend.CPU,)
+    for oracle in (fp8, int8, int_wna16, mxfp4, mxfp8, unquantized, w4a8_int8):
         oracle.backend_to_kernel_cls = experts.cpu_experts_first(oracle.backend_to_kernel_cls)
     RoutedExperts._get_quant_method = experts.instead_of_the_hosts(
         RoutedExperts._get_quant_method, quantization.experts_methods()

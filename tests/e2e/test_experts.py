@@ -24,6 +24,7 @@ TEXT = (Path(__file__).parent / "alice.txt").read_text()
 # Perplexity on the text, as a multiple of bf16's; as in test_quantized.py.
 SCHEMES = {
     "w8a8": 1.1,
+    "w4a8": 1.5,
     "w4a16": 1.45,
     "w4a16-zp": 1.35,
     "gptq": 1.6,
@@ -34,6 +35,7 @@ SCHEMES = {
     "fp8-static": 1.1,
     "fp8-block": 1.1,
     "fp8-deepseek": 1.1,
+    "mxfp8": 1.1,
     "mxfp4": 2.0,
 }
 

@@ -60,8 +60,10 @@ def experts_methods() -> dict[type, type]:
     from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQMoEMethod
     from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
         compressed_tensors_moe_w4a4_mxfp4,
+        compressed_tensors_moe_w4a8_int8,
         compressed_tensors_moe_w8a8_fp8,
         compressed_tensors_moe_w8a8_int8,
+        compressed_tensors_moe_w8a8_mxfp8,
         compressed_tensors_moe_wna16,
     )
     from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
@@ -77,8 +79,14 @@ def experts_methods() -> dict[type, type]:
         compressed_tensors_moe_w4a4_mxfp4.CompressedTensorsW4A4Mxfp4MoEMethod: (
             fp8.Mxfp4ExpertsMethod
         ),
+        compressed_tensors_moe_w4a8_int8.CompressedTensorsW4A8Int8MoEMethod: (
+            weight_only.W4A8ExpertsMethod
+        ),
         compressed_tensors_moe_w8a8_fp8.CompressedTensorsW8A8Fp8MoEMethod: fp8.Fp8ExpertsMethod,
         compressed_tensors_moe_w8a8_int8.CompressedTensorsW8A8Int8MoEMethod: int8.Int8ExpertsMethod,
+        compressed_tensors_moe_w8a8_mxfp8.CompressedTensorsW8A8Mxfp8MoEMethod: (
+            fp8.Mxfp8ExpertsMethod
+        ),
         compressed_tensors_moe_wna16.CompressedTensorsWNA16MoEMethod: (
             weight_only.WeightOnlyExpertsMethod
         ),

@@ -134,12 +134,25 @@ class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """weight e4m3 [out, in], weight_scale uint8 [out, in / 32]."""
-        weight = layer.weight.data
-        scales = power_of_two(layer.weight_scale.data).t()
-        in_features = weight.shape[1]
-        groups = GroupScales(scales, min(32, in_features))
-        matrix = Matrix(Codes(weight, "bytes", 8), groups, in_features, FLOAT)
+        matrix = matrix_of_mxfp8(layer.weight.data, layer.weight_scale.data)
         self.packed = pack(layer, matrix, "weight", "weight_scale")
+
+
+class Mxfp8ExpertsMethod(ExpertsMethod):
+    """The same tensors with the experts in front."""
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """w13_ and w2_weight, and _weight_scale."""
+        weight = getattr(layer, f"{name}_weight").data[expert]
+        scales = getattr(layer, f"{name}_weight_scale").data[expert]
+        return QuantizedLinear(*matrix_of_mxfp8(weight, scales))
+
+
+def matrix_of_mxfp8(weight: torch.Tensor, scales: torch.Tensor) -> Matrix:
+    """weight e4m3 [out, in], scales e8m0 [out, in / 32]."""
+    in_features = weight.shape[1]
+    groups = GroupScales(power_of_two(scales).t(), min(32, in_features))
+    return Matrix(Codes(weight, "bytes", 8), groups, in_features, FLOAT)
 
 
 class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):

@@ -57,12 +57,7 @@ class CpuWeightOnlyLinear(PackedKernel, MPLinearKernel):
         scales = scale.data if scale.output_dim == 1 else scale.data.t()
         group = in_features if self.config.group_size == -1 else self.config.group_size
         if kind == scalar_types.int4:
-            matrix = Matrix(
-                Codes(weight.data, "bytes", 4, add=8),
-                GroupScales(scales, group),
-                in_features,
-                Activations("int8_token"),
-            )
+            matrix = matrix_for_int8(weight.data, scales, group)
         else:
             words = weight.data if weight.input_dim == 1 else weight.data.t()
             zeros = None
@@ -103,6 +98,23 @@ class WeightOnlyExpertsMethod(ExpertsMethod):
                 in_features,
             )
         )
+
+
+class W4A8ExpertsMethod(ExpertsMethod):
+    """The same for int4 with int8 activations."""
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """weight int8 [out, in], a code in each; weight_scale [out, groups]."""
+        weight = getattr(layer, f"{name}_weight").data[expert]
+        scales = getattr(layer, f"{name}_weight_scale").data[expert]
+        group = weight.shape[1] // scales.shape[1]
+        return QuantizedLinear(*matrix_for_int8(weight, scales.t(), group))
+
+
+def matrix_for_int8(weight: torch.Tensor, scales: torch.Tensor, group: int) -> Matrix:
+    """weight int8 [out, in], -8 to 7; scales [groups, out]."""
+    codes, groups = Codes(weight, "bytes", 4, add=8), GroupScales(scales, group)
+    return Matrix(codes, groups, weight.shape[1], Activations("int8_token"))
 
 
 def matrix_of_words(
