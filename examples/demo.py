@@ -28,7 +28,7 @@ import openai
 
 from cpu_backend.demo_model import DemoModelError, default_dir, make_demo_model
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Which city is the capital of France, and what can I see there?"
 EXPECTED = "Paris"
 LOG_LINES = 30
 # Seconds the server gets to stop after each signal.
@@ -133,25 +133,21 @@ def ask(port: int, log: Path) -> str:
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
     print(f"\n> {QUESTION}")
     pieces: list[str] = []
-    num_tokens = 0
+    arrived: list[tuple[float, int]] = []  # seconds, tokens so far; an event may carry several
     try:
         model = client.models.list().data[0].id
-        start = first = last = time.perf_counter()
+        start = time.perf_counter()
         stream = client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": QUESTION}],
             temperature=0,
             max_tokens=64,
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
         )
         for chunk in stream:
-            if chunk.usage is not None:
-                num_tokens = chunk.usage.completion_tokens
-            if chunk.choices and chunk.choices[0].delta.content:
-                last = time.perf_counter()
-                if not pieces:
-                    first = last
+            if chunk.usage and chunk.choices and chunk.choices[0].delta.content:
+                arrived.append((time.perf_counter(), chunk.usage.completion_tokens))
                 pieces.append(chunk.choices[0].delta.content)
                 print(pieces[-1], end="", flush=True)
     except (openai.OpenAIError, httpx.HTTPError) as error:
@@ -159,9 +155,10 @@ def ask(port: int, log: Path) -> str:
     print("\n")
     if not "".join(pieces).strip():
         fail("the answer is empty", log)
+    (first, few), (last, all_tokens) = arrived[0], arrived[-1]
     print(f"time to first token: {(first - start) * 1e3:.0f} ms")
-    if num_tokens > 1 and last > first:
-        print(f"after it: {(num_tokens - 1) / (last - first):.1f} tokens/s ({num_tokens} tokens)")
+    if all_tokens > few:
+        print(f"after it: {(all_tokens - few) / (last - first):.1f} tokens/s ({all_tokens} tokens)")
     return "".join(pieces)
 
 
