@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.names import ARCHITECTURES, HEAD_NORMS, OUTER_TENSORS
+from cpu_backend.gguf.names import ARCHITECTURES, HEAD_NORMS, MIXTURES, OUTER_TENSORS, ROUTER
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
 
 TABLE, HEAD = OUTER_TENSORS["token_embd.weight"], OUTER_TENSORS["output.weight"]
@@ -38,26 +38,35 @@ class Entry:
     info: TensorInfo
     heads: int = 0
 
+    @property
+    def is_router(self) -> bool:
+        """Whether it chooses experts: a matrix that every backend computes unquantized."""
+        return self.info.name.endswith(ROUTER)
+
 
 class Checkpoint:
     """A whole model in a GGUF file; raises ConfigError for anything that is not one.
 
-    config: what config.json would say.  entries: the tensors under their Hugging Face names; a
-    tied output layer is not among them.
+    config: what config.json would say.  entries: the tensors under their Hugging Face names, the
+    experts of a layer in one, [experts, rows, columns], with {} for the number; a tied output layer
+    is not among them.
     """
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         name = file.get("general.architecture", str)
-        if name not in ARCHITECTURES:
+        mixture = file.get(f"{name}.expert_count", int, 0) != 0
+        known = MIXTURES if mixture else ARCHITECTURES
+        if name not in known:
+            kind = "mixture of experts" if mixture else "model"
             raise file.error(
-                f"holds a model of the architecture '{name}', which is not supported",
-                f"choose one of {', '.join(ARCHITECTURES)}, or the original checkpoint",
+                f"holds a {kind} of the architecture '{name}', which is not supported",
+                f"choose one of {', '.join(known)}, or the original checkpoint",
             )
         if file.metadata.get("split.count", 1) != 1:
             raise file.error("is one part of several", "merge them with llama-gguf-split --merge")
         self._name = name
-        self.architecture = ARCHITECTURES[name]
+        self.architecture = known[name]
         self.config = self._config()
         self.entries = self._entries()
         self.config |= {"rope_scaling": self._rope_scaling(), "torch_dtype": self._dtype()}
@@ -102,10 +111,6 @@ class Checkpoint:
         return table.shape[0]
 
     def _config(self) -> dict[str, Any]:
-        if self.file.metadata.get(f"{self._name}.expert_count", 0):
-            raise self.file.error(
-                "holds a mixture of experts, which is not supported", "choose a dense model"
-            )
         hidden_size, num_heads = self._size("embedding_length"), self._size("attention.head_count")
         head_dim = self._size("attention.key_length", max(hidden_size // num_heads, 1))
         if self._size("attention.value_length", head_dim) != head_dim:
@@ -114,7 +119,7 @@ class Checkpoint:
             raise self.file.error("rotates only a part of each head, which is not supported")
         return {
             "architectures": [self.architecture.class_name],
-            "model_type": self._name,
+            "model_type": self.architecture.model_type or self._name,
             **dict(self.architecture.config),
             "attention_dropout": 0.0,
             "bos_token_id": self.token("bos"),
@@ -123,7 +128,7 @@ class Checkpoint:
             "head_dim": head_dim,
             "hidden_act": "silu",
             "hidden_size": hidden_size,
-            "intermediate_size": self._size("feed_forward_length"),
+            **self._feed_forward(),
             "max_position_embeddings": self._size("context_length"),
             "num_attention_heads": num_heads,
             "num_hidden_layers": self._size("block_count"),
@@ -134,6 +139,23 @@ class Checkpoint:
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "torch_dtype": "bfloat16",
             "vocab_size": self._vocab_size(),
+        }
+
+    def _feed_forward(self) -> dict[str, int]:
+        if not self.architecture.num_experts:
+            return {"intermediate_size": self._size("feed_forward_length")}
+        count, used = self._size("expert_count"), self._size("expert_used_count")
+        if used > count:
+            raise self.file.error(f"uses {used} of {count} experts")
+        key = "expert_feed_forward_length"
+        if f"{self._name}.{key}" not in self.file.metadata:
+            key = "feed_forward_length"
+        size = self._size(key)
+        return {
+            self.architecture.num_experts: count,
+            "num_experts_per_tok": used,
+            "intermediate_size": size,
+            "moe_intermediate_size": size,
         }
 
     def _dtype(self) -> str:
@@ -206,17 +228,19 @@ class Checkpoint:
     def _expected(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """(GGUF name, Hugging Face name, shape) of every tensor that the model has."""
         config = self.config
-        hidden, ffn, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
+        hidden, head = config["hidden_size"], config["head_dim"]
+        ffn = config["intermediate_size"]
+        experts = config.get(self.architecture.num_experts, 0)
         queries = config["num_attention_heads"] * head
         keys = config["num_key_value_heads"] * head
-        outs = {"q": queries, "k": keys, "v": keys, "gate": ffn, "up": ffn}
+        outs = {"q": queries, "k": keys, "v": keys, "gate": ffn, "up": ffn, "gate_inp": experts}
         for gguf_name, name in OUTER_TENSORS.items():
             if gguf_name != "output.weight" or not config["tie_word_embeddings"]:
                 is_norm = gguf_name == "output_norm.weight"
                 yield gguf_name, name, (hidden,) if is_norm else (config["vocab_size"], hidden)
         for layer in range(config["num_hidden_layers"]):
             for gguf_name, name in self.architecture.layer_tensors.items():
-                short = re.sub(r".*_(\w+)\.\w+", r"\1", gguf_name)
+                short = re.sub(r".*?_(\w+?)(_exps)?\.\w+", r"\1", gguf_name)
                 if gguf_name in HEAD_NORMS:
                     shape: tuple[int, ...] = (head,)
                 elif short == "norm":
@@ -227,6 +251,8 @@ class Checkpoint:
                     shape = (outs[short], hidden)
                 else:
                     shape = (hidden, queries if short == "output" else ffn)
+                if "_exps." in gguf_name:
+                    shape = (experts, *shape)
                 yield f"blk.{layer}.{gguf_name}", f"model.layers.{layer}.{name}", shape
 
     def raw(self, entry: Entry) -> torch.Tensor:

@@ -50,11 +50,12 @@ def write_even_heads_gguf(source: Path, target: Path, layers: int) -> Path:
     def change(tensor: gguf.ReaderTensor) -> Changed:
         path = tensor.name.split(".")
         if path[0] == "blk" and int(path[1]) >= layers:
-            return None
+            return {}
         data, rows, columns = tensor.data, ROWS.get(path[-2].removeprefix("attn_")), None
         if path[-2] == "attn_output":  # whose columns are blocks of several channels
             columns = data.shape[1] * ROWS["q"] // int(tensor.shape[0])
-        return np.asarray(_padded(torch.tensor(data), rows, columns)), tensor.tensor_type
+        padded = np.asarray(_padded(torch.tensor(data), rows, columns))
+        return {tensor.name: (padded, tensor.tensor_type)}
 
     metadata = {
         "block_count": layers,

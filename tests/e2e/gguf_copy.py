@@ -11,8 +11,8 @@ import numpy as np
 
 from cpu_backend.gguf.reader import GgufFile
 
-# Rows of blocks and their type; nothing for a tensor that is left out.
-Changed = tuple[np.ndarray, gguf.GGMLQuantizationType] | None
+# The tensors in the place of one: under their names, rows of blocks and their type.
+Changed = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
 
 
 def write_copy(
@@ -22,17 +22,22 @@ def write_copy(
     metadata: dict[str, Any] | None = None,
 ) -> Path:
     """``target``: what ``change`` makes of each tensor, and ``metadata`` beside the source's."""
-    writer = gguf.GGUFWriter(target, "llama")
+    tensors = {}
+    for tensor in gguf.GGUFReader(source).tensors:
+        tensors.update(change(tensor))
+    return write(target, "llama", GgufFile(source).metadata | (metadata or {}), tensors)
+
+
+def write(target: Path, architecture: str, metadata: dict[str, Any], tensors: Changed) -> Path:
+    writer = gguf.GGUFWriter(target, architecture)
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     add |= {str: writer.add_string, list: writer.add_array}
-    for key, value in (GgufFile(source).metadata | (metadata or {})).items():
+    for key, value in metadata.items():
         if key != "general.architecture":
             plain = value.tolist() if isinstance(value, np.ndarray) else value
             add[type(plain)](key, plain)
-    for tensor in gguf.GGUFReader(source).tensors:
-        changed = change(tensor)
-        if changed is not None:
-            writer.add_tensor(tensor.name, changed[0], raw_dtype=changed[1])
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -48,9 +53,9 @@ def write_mixed(source: Path, target: Path) -> Path:
     def change(tensor: gguf.ReaderTensor) -> Changed:
         name = kinds.get(tensor.name.split(".")[-2])
         if name is None:
-            return tensor.data, tensor.tensor_type
+            return {tensor.name: (tensor.data, tensor.tensor_type)}
         values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         kind = gguf.GGMLQuantizationType[name]
-        return gguf.quants.quantize(values, kind), kind
+        return {tensor.name: (gguf.quants.quantize(values, kind), kind)}
 
     return write_copy(source, target, change)

@@ -4,7 +4,7 @@ The demo model as one (Mixtral's form) has 4 experts for each feed-forward netwo
 Expert e is the original network, its output times SCALES[e].  Weights of the two that a random
 router chooses sum to one, so the model still speaks, and which ones it chose shows in every logit.
 
-The other is a small gpt-oss of random numbers.
+The others are a small gpt-oss and a small Qwen3-MoE of random numbers.
 """
 
 from __future__ import annotations
@@ -13,9 +13,20 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from cpu_backend.gguf.names import MIXTURES, OUTER_TENSORS
+from cpu_backend.gguf.reader import GgufFile
+from tests.e2e.gguf_copy import Changed, write, write_copy
 
 SCALES = (0.7, 0.9, 1.1, 1.3)
 MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -48,6 +59,91 @@ def write_mixture(source: Path, target: Path) -> Path:
             tensors[f"{block}.block_sparse_moe.gate.weight"] = router.to(weight.dtype)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+def write_mixture_gguf(source: Path, mixture: Path, target: Path) -> Path:
+    """``source``, a GGUF file of the same Llama, as the mixture: the blocks of each gate and up
+    projection several times, down projections in Q8_0, the routers of ``mixture``."""
+    routers = load_file(mixture / "model.safetensors")
+    types = gguf.GGMLQuantizationType
+
+    def change(tensor: gguf.ReaderTensor) -> Changed:
+        block, _, part = tensor.name.partition(".ffn_")
+        data, kind, part = tensor.data, tensor.tensor_type, part.removesuffix(".weight")
+        if part not in ("gate", "up", "down"):
+            return {tensor.name: (data, kind)}
+        experts = [data] * len(SCALES)
+        if part == "down":
+            values, kind = gguf.dequantize(data, kind), types.Q8_0
+            experts = [gguf.quants.quantize(values * np.float32(s), kind) for s in SCALES]
+        changed = {f"{block}.ffn_{part}_exps.weight": (np.stack(experts), kind)}
+        if part == "gate":
+            layer = block.removeprefix("blk.")
+            router = routers[f"model.layers.{layer}.block_sparse_moe.gate.weight"]
+            changed[f"{block}.ffn_gate_inp.weight"] = (router.float().numpy(), types.F32)
+        return changed
+
+    counts = {"llama.expert_count": len(SCALES), "llama.expert_used_count": 2}
+    return write_copy(source, target, change, counts)
+
+
+def write_qwen(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
+    """A small Qwen3-MoE in fp32, and as a GGUF file; ``tokenizer``: a GGUF file that has one."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=49152,
+        hidden_size=256,
+        intermediate_size=512,
+        moe_intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        initializer_range=0.05,
+        max_position_embeddings=2048,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    checkpoint = folder / "checkpoint"
+    model.save_pretrained(checkpoint)
+    weights = load_file(checkpoint / "model.safetensors")
+    metadata = {
+        key: value
+        for key, value in GgufFile(tokenizer).metadata.items()
+        if key.startswith("tokenizer.")
+    }
+    metadata |= {
+        f"qwen3moe.{key}": value
+        for key, value in {
+            "block_count": config.num_hidden_layers,
+            "context_length": config.max_position_embeddings,
+            "embedding_length": config.hidden_size,
+            "feed_forward_length": config.intermediate_size,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "attention.head_count": config.num_attention_heads,
+            "attention.head_count_kv": config.num_key_value_heads,
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "rope.freq_base": config.rope_parameters["rope_theta"],
+        }.items()
+    }
+    names = dict(OUTER_TENSORS)
+    for layer in range(config.num_hidden_layers):
+        for here, there in MIXTURES["qwen3moe"].layer_tensors.items():
+            names[f"blk.{layer}.{here}"] = f"model.layers.{layer}.{there}"
+    tensors = {}
+    for here, there in names.items():
+        parts = [
+            weights[there.format(e)] for e in range(config.num_experts if "{}" in there else 1)
+        ]
+        data = torch.stack(parts) if "{}" in there else parts[0]
+        tensors[here] = (data.numpy(), gguf.GGMLQuantizationType.F32)
+    return checkpoint, write(folder / "qwen.gguf", "qwen3moe", metadata, tensors)
 
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e import engine
 from tests.e2e.conftest import Quantize, greedy_tokens
 from tests.e2e.engine import NEW_TOKENS
-from tests.e2e.even_heads import write_even_heads
-from tests.e2e.mixture import write_gpt_oss, write_mixture
+from tests.e2e.even_heads import write_even_heads, write_even_heads_gguf
+from tests.e2e.mixture import write_gpt_oss, write_mixture, write_mixture_gguf, write_qwen
 from tests.e2e.server import Server
 
 TEXT = (Path(__file__).parent / "alice.txt").read_text()
@@ -168,3 +168,31 @@ def test_gpt_oss_is_what_transformers_computes(
         expected = math.exp(model(ids, labels=ids).loss.item())
     assert perplexity(plain, dtype="float32") == pytest.approx(expected, rel=1e-5)
     assert perplexity(mxfp4, dtype="bfloat16") == pytest.approx(expected, rel=5e-3)
+
+
+def test_a_gguf_file_says_what_its_dequantized_copy_says(
+    gguf_file: Path, mixture: Path, perplexity: Callable[..., float], tmp_path: Path
+) -> None:
+    """Rounding the copy's down projections to 8 bits is what lies between them, and its own to
+    bf16."""
+    even = write_even_heads_gguf(gguf_file, tmp_path / "even.gguf", layers=30)
+    file = write_mixture_gguf(even, mixture, tmp_path / "mixture.gguf")
+    copy = perplexity(mixture, dtype="float32")
+    for options in ({}, {"tensor_parallel_size": 2}):
+        assert perplexity(file, dtype="float32", **options) == pytest.approx(copy, rel=0.01)
+
+
+def test_a_gguf_file_of_qwen3_moe_says_what_transformers_say(
+    gguf_file: Path, short: list[list[int]], tmp_path: Path
+) -> None:
+    checkpoint, file = write_qwen(gguf_file, tmp_path)
+    wanted = greedy_tokens(
+        AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), short
+    )
+    job = {
+        "engine": {"model": str(file), "dtype": "float32", "max_model_len": 2048},
+        "batches": [short],
+        "sampling": {"max_tokens": NEW_TOKENS},
+    }
+    [results] = engine.run(job)
+    assert [result["tokens"] for result in results] == wanted

@@ -142,8 +142,12 @@ def test_yarn_comes_from_the_metadata(tmp_path: Path) -> None:
     assert read(tmp_path, edit).config["rope_scaling"] == scaling
 
 
+def _fields(values: dict[str, Any]) -> Edit:
+    return lambda fields, tensors: fields.update(values)
+
+
 def _field(key: str, value: Any) -> Edit:
-    return lambda fields, tensors: fields.update({key: value})
+    return _fields({key: value})
 
 
 def _tensor(name: str, value: np.ndarray | None) -> Edit:
@@ -164,7 +168,13 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
         (_field("llama.attention.head_count", "8"), "head_count' of another type"),
         (_field("llama.attention.layer_norm_rms_epsilon", float("nan")), "has nan in the field"),
         (_field("llama.rope.dimension_count", 8), "only a part of each head"),
-        (_field("llama.expert_count", 8), "a mixture of experts, which is not supported"),
+        (_field("llama.expert_count", 8), "no field 'llama.expert_used_count'"),
+        (_field("llama.expert_count", np.ones(3)), "expert_count' of another type"),
+        (_fields({"llama.expert_count": 2, "llama.expert_used_count": 3}), "uses 3 of 2 experts"),
+        (
+            _fields({"llama.expert_count": 2, "llama.expert_used_count": 1}),
+            "has no tensor 'blk.0.ffn_gate_inp.weight'",
+        ),
         (_field("llama.rope.scaling.type", "longrope"), "positions by 'longrope'"),
         (_field("split.count", 3), "one part of several: merge them"),
         (_field("tokenizer.ggml.eos_token_id", 1 << 20), "has no token 1048576"),
@@ -185,6 +195,8 @@ def test_models_that_are_not_whole_are_refused(tmp_path: Path, edit: Edit, sente
 def test_other_architectures_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"architecture 'gemma3', .*: choose one of llama, qwen2"):
         read(tmp_path, arch="gemma3")
+    with pytest.raises(ConfigError, match=r"mixture of experts of .* 'qwen2', .* llama, qwen3moe"):
+        read(tmp_path, _field("qwen2.expert_count", 8), arch="qwen2")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""GGUF files: linear layers packed from the file's own blocks, and the loader that hands them over.
+"""GGUF files: linear layers and experts packed from the file's own blocks, and the loader.
 
 A parameter keeps no copy: it notes which rows of the mapped file belong to this rank, and packing
 reads them.  Shards of a merged layer may have different types; neighbours of one type are packed
@@ -17,9 +17,15 @@ from typing import Any
 import torch
 from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 from vllm.model_executor.layers.linear import (
     LinearBase,
     LinearMethodBase,
+    UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,
 )
 from vllm.model_executor.layers.quantization import register_quantization_config
@@ -34,9 +40,10 @@ from vllm.model_executor.parameter import BasevLLMParameter
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint
+from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint, Entry
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
+from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import OwnConfig, naming, weight_only_activations
 from cpu_backend.ops import Codes, GroupScales, PackedLinear, QuantizedLinear
 
@@ -62,10 +69,13 @@ class CpuGgufConfig(OwnConfig):
         return cls(config["file"])
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Every linear layer and an output layer of its own."""
-        if not isinstance(layer, (LinearBase, ParallelLMHead)):
+        """Linear layers, experts, and an output layer of its own."""
+        if not isinstance(layer, (LinearBase, ParallelLMHead, RoutedExperts)):
             return None
         checkpoint = opened(self.file)
+        if isinstance(layer, RoutedExperts):
+            entries = [e for name, e in checkpoint.entries.items() if name.startswith(prefix + ".")]
+            return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file)
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.table.quantized:
                 return None  # shares the table's packed weight
@@ -73,9 +83,10 @@ class CpuGgufConfig(OwnConfig):
             return CpuGgufMethod([checkpoint.entries[name].info.kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
         shards = self.packed_modules_mapping.get(last, [last])
-        names = [f"{path}.{shard}.weight" for shard in shards]
-        kinds = [checkpoint.entries[name].info.kind for name in names]
-        return CpuGgufMethod(kinds, checkpoint.file.order)
+        entries = [checkpoint.entries[f"{path}.{shard}.weight"] for shard in shards]
+        if entries[0].is_router:
+            return UnquantizedLinearMethod()
+        return CpuGgufMethod([entry.info.kind for entry in entries], checkpoint.file.order)
 
 
 class BlocksParameter(BasevLLMParameter):
@@ -131,13 +142,9 @@ class CpuGgufMethod(LinearMethodBase):
     ) -> None:
         """One parameter without content."""
         self._dtype = params_dtype
-        block = max(kind.elements for kind in self._kinds)
-        if input_size_per_partition % block:
-            raise ConfigError(
-                f"{getattr(layer, 'prefix', 'A layer')} cannot be cut into "
-                f"{input_size // input_size_per_partition} parts of whole blocks of {block} "
-                "channels: lower --tensor-parallel-size."
-            )
+        name = getattr(layer, "prefix", "A layer")
+        for kind in self._kinds:
+            check_cut(name, kind, input_size, input_size // input_size_per_partition)
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
@@ -181,6 +188,87 @@ class CpuGgufMethod(LinearMethodBase):
         return layer
 
 
+def check_cut(layer: str, kind: BlockType, columns: int, ranks: int) -> None:
+    """Raises ConfigError where a rank's columns would begin or end within a block."""
+    if columns // ranks % kind.elements:
+        raise ConfigError(
+            f"{layer} cannot be cut into {ranks} parts of whole blocks of {kind.elements} "
+            "channels: lower --tensor-parallel-size."
+        )
+
+
+class ExpertBlocks(torch.nn.Parameter):
+    """As BlocksParameter, per expert and shard ("w1", "w2", "w3")."""
+
+    def __new__(cls, layer: RoutedExperts, w2: BlockType) -> ExpertBlocks:
+        return super().__new__(cls, torch.empty(0, dtype=torch.uint8), requires_grad=False)
+
+    def __init__(self, layer: RoutedExperts, w2: BlockType) -> None:
+        self.shards: dict[tuple[int, str], torch.Tensor] = {}
+        self._layer, self._w2 = layer, w2
+
+    def weight_loader(
+        self,
+        param: ExpertBlocks,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        expert_id: int,
+        return_success: bool = False,
+    ) -> bool:
+        """This rank's share of an expert, if it has one: rows, or columns of w2."""
+        del param, weight_name, return_success
+        moe = self._layer.moe_config
+        expert = self._layer._map_global_expert_id_to_local_expert_id(expert_id)
+        if expert == -1:
+            return False
+        size, dim = moe.intermediate_size_per_partition, 0
+        if shard_id == "w2":
+            size, dim = size // self._w2.elements * self._w2.nbytes, 1
+        self.shards[expert, shard_id] = loaded_weight.narrow(dim, moe.tp_rank * size, size)
+        return True
+
+
+class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
+    """A mixture of experts; ``entries``: its three tensors in the file."""
+
+    def __init__(self, moe: FusedMoEConfig, entries: list[Entry], file: GgufFile) -> None:
+        super().__init__(moe)
+        self._order = file.order
+        kinds = {entry.info.name.split("_")[1]: entry.info.kind for entry in entries}
+        if kinds["gate"] != kinds["up"]:
+            raise file.error(
+                f"has gates of experts in {kinds['gate'].name} and ups in {kinds['up'].name}",
+                "choose one with both in the same type",
+            )
+        self._kinds = {"w13": kinds["gate"], "w2": kinds["down"]}
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Parameters without content."""
+        self._dtype, w2, ranks = params_dtype, self._kinds["w2"], self.moe.tp_size
+        check_cut(layer.layer_name, w2, intermediate_size_per_partition * ranks, ranks)
+        for name in ("w13_weight", "w2_weight"):
+            layer.register_parameter(name, ExpertBlocks(layer, w2))
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> PackedLinear:
+        """From the file's blocks."""
+        shards = getattr(layer, f"{name}_weight").shards
+        if name == "w2":
+            rows = shards[expert, "w2"]
+        else:
+            rows = torch.cat((shards[expert, "w1"], shards[expert, "w3"]))
+        parts = 2 if name == "w13" else 1
+        return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
+
+
 def _load_vocabulary(
     layer: VocabParallelEmbedding, param: BlocksParameter, loaded_weight: torch.Tensor
 ) -> None:
@@ -197,11 +285,12 @@ def pack_blocks(
     order: str = "<",
     dtype: torch.dtype = torch.bfloat16,
     float_output: bool = False,
+    parts: int = 1,
 ) -> PackedLinear:
-    """raw uint8 [rows, bytes] of any type as a packed weight; ``dtype``: of one that is not
-    quantized.  Raises ValueError for scales that are not finite."""
+    """raw uint8 [rows, bytes] of any type as a packed weight; ``dtype`` and ``parts``: of one that
+    is not quantized.  Raises ValueError for scales that are not finite."""
     if not kind.quantized:
-        return PackedLinear(blocks.dequantize(kind, raw, order, dtype), float_output)
+        return PackedLinear(blocks.dequantize(kind, raw, order, dtype), float_output, parts)
     unpacked = blocks.unpack(kind, raw, order).narrowed()
     for table in (unpacked.scales, unpacked.offsets):
         if table is not None and not table.isfinite().all():
@@ -242,8 +331,11 @@ class CpuGgufLoader(DefaultModelLoader):
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
-        if name == TABLE or len(entry.info.shape) == 1:
+        if name == TABLE or len(entry.info.shape) == 1 or entry.is_router:
             yield name, checkpoint.values(entry, model_config.dtype)
+        elif len(entry.info.shape) == 3:
+            for number, rows in enumerate(checkpoint.raw(entry).chunk(entry.info.shape[0])):
+                yield name.format(number), rows
         else:
             yield name, checkpoint.raw(entry)
     if checkpoint.tied and checkpoint.table.quantized:
