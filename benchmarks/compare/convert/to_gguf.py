@@ -1,4 +1,4 @@
-"""Writes a GGUF file with the weights of a Llama checkpoint: CHECKPOINT OUT TYPE.
+"""Writes a GGUF file with the weights of a Llama or Qwen3-MoE checkpoint: CHECKPOINT OUT TYPE.
 
 TYPE is F32, BF16, F16, Q8_0 or Q4_1; norms stay in fp32, as llama.cpp wants them. Runs in the
 environment of llama.cpp, which has gguf and numpy and nothing else. The tensors' names and the
@@ -8,17 +8,25 @@ order of the rows of query and key projections are those that `cpu_backend.gguf`
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from cpu_backend.gguf.names import LAYER_TENSORS, OUTER_TENSORS
+from cpu_backend.gguf.names import ARCHITECTURES, MIXTURES, OUTER_TENSORS, ROUTER, Architecture
 
-GGUF_NAMES = {name: gguf_name for gguf_name, name in (LAYER_TENSORS | OUTER_TENSORS).items()}
+
+def architecture_of(config: dict[str, Any]) -> tuple[str, Architecture]:
+    """GGUF's name for the checkpoint's architecture, and its tensors."""
+    known = [*ARCHITECTURES.items(), *MIXTURES.items()]
+    model_type = config["model_type"]
+    return next((name, a) for name, a in known if (a.model_type or name) == model_type)
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -46,19 +54,34 @@ def rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def gguf_tensor(name: str, values: np.ndarray, config: dict[str, int]) -> tuple[str, np.ndarray]:
-    """Name and values as GGUF has them."""
-    if not name.startswith("model.layers."):
-        return GGUF_NAMES[name], values
-    _, _, layer, inner = name.split(".", 3)
+def gguf_tensors(
+    checkpoint: Path, architecture: Architecture, config: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray, int, int]]:
+    """(name, values, number, count) of every tensor; of one of experts, each and how many."""
+    outer = {name: gguf_name for gguf_name, name in OUTER_TENSORS.items()}
+    inner = {name: gguf_name for gguf_name, name in architecture.layer_tensors.items()}
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-    for projection, key in heads.items():
-        if projection in inner:
-            values = rope_permutation(values, config[key])
-    return f"blk.{layer}.{GGUF_NAMES[inner]}", values
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        for name, values in read_safetensors(path):
+            if not name.startswith("model.layers."):
+                yield outer[name], values, 0, 1
+                continue
+            _, _, layer, part = name.split(".", 3)
+            for projection, key in heads.items():
+                if projection in part and architecture.interleaved:
+                    values = rope_permutation(values, config[key])
+            expert = re.search(r"(?<=experts\.)\d+", part)
+            if expert is None:
+                yield f"blk.{layer}.{inner[part]}", values, 0, 1
+            else:
+                part = part.replace(f".{expert[0]}.", ".{}.")
+                count = config[architecture.num_experts]
+                yield f"blk.{layer}.{inner[part]}", values, int(expert[0]), count
 
 
-def write_metadata(writer: gguf.GGUFWriter, config: dict[str, int]) -> None:
+def write_metadata(
+    writer: gguf.GGUFWriter, architecture: Architecture, config: dict[str, Any]
+) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -70,6 +93,12 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, int]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if architecture.num_experts:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_expert_count(config[architecture.num_experts])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
@@ -100,17 +129,25 @@ def main() -> None:
     checkpoint, out, type_name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     config = json.loads((checkpoint / "config.json").read_text())
     weight_type = gguf.GGMLQuantizationType[type_name]
-    writer = gguf.GGUFWriter(out, "llama", use_temp_file=True)
+    name, architecture = architecture_of(config)
+    writer = gguf.GGUFWriter(out, name, use_temp_file=True)
     writer.add_file_type(
         gguf.LlamaFileType[f"MOSTLY_{type_name}" if type_name != "F32" else "ALL_F32"]
     )
-    write_metadata(writer, config)
+    write_metadata(writer, architecture, config)
     write_tokenizer(writer, checkpoint)
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        for name, values in read_safetensors(path):
-            gguf_name, values = gguf_tensor(name, values, config)
-            kind = weight_type if values.ndim > 1 else gguf.GGMLQuantizationType.F32
-            writer.add_tensor(gguf_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    experts: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+    for name, values, number, count in gguf_tensors(checkpoint, architecture, config):
+        plain = values.ndim == 1 or name.endswith(ROUTER)
+        kind = gguf.GGMLQuantizationType.F32 if plain else weight_type
+        data = gguf.quants.quantize(values, kind)
+        if count > 1:
+            experts[name][number] = data
+            if len(experts[name]) < count:
+                continue
+            parts = experts.pop(name)
+            data = np.stack([parts[e] for e in range(count)])
+        writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
