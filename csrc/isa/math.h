@@ -51,6 +51,19 @@ CPU_BACKEND_INLINE Vec exp_nonpositive(Vec x) {
   return select(x < -87.33654f, Vec{}, y * scale);
 }
 
+// 2^x for x <= 0, to 3e-6, a thousandth of a bf16 number's last bit: for results rounded to bf16.
+// 0 below -126.
+CPU_BACKEND_INLINE Vec exp2_for_bf16(Vec x) {
+  constexpr float kRound = 12582912.0f;
+  const Vec shifted = x + kRound;
+  // Minimax in relative error for x less its nearest integer.
+  static constexpr float kP[] = {9.5701003e-3f, 5.5917859e-2f, 2.4024745e-1f, 6.9312179e-1f,
+                                 9.9999928e-1f};
+  const Vec y = polynomial(x - (shifted - kRound), kP);
+  const Vec scale = (Vec)((as_bits(shifted) - (0x4b400000u - 127u)) << 23);
+  return select(x < -126.0f, Vec{}, y * scale);
+}
+
 // At most 2.5 ulp above -87.3; 0 below -88.7, where exp(-x) is infinite.
 CPU_BACKEND_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
 

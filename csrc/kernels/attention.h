@@ -179,18 +179,21 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
                                     float slope, int64_t first, int64_t count,
                                     const TokenScales<Code>& tokens, float* scores, float& max,
                                     float& sum, float* out) {
-  const bool whole = mask.begin <= first && mask.end >= first + round_up(count, kLanes);
-  Vec best = broadcast(max);
-  if (whole && args.softcap <= 0.0f && slope == 0.0f) {  // most pages
+  // A score in memory times `unit` is a logit: scaling costs no pass, nor the store of one.
+  const bool plain = args.softcap <= 0.0f && slope == 0.0f && scale > 0.0f;
+  const float unit = plain ? scale : 1.0f;
+  Vec best = broadcast(kMinusInfinity);
+  if (plain && mask.begin <= first && mask.end >= first + round_up(count, kLanes)) {  // most pages
     for (int64_t i = 0; i < count; i += kLanes) {
-      const Vec s = tokens.of_keys(load(scores + i), i) * scale;
-      store(scores + i, s);
+      const Vec s = tokens.of_keys(load(scores + i), i);
+      if constexpr (kIntegers<Code>) store(scores + i, s);
       best = cpu_backend::CPU_BACKEND_TARGET::max(best, s);
     }
   } else {
-    best = mask_row(args, mask, scale, slope, first, count, tokens, scores, best);
+    best = mask_row(args, mask, plain ? 1.0f : scale, slope, first, count, tokens, scores, best);
   }
-  const float new_max = max_lanes(best);
+  const float largest = max_lanes(best) * unit;
+  const float new_max = largest <= max ? max : largest;  // NaN, if it is that
   if (new_max == kMinusInfinity) {  // nothing visible so far: exp(-inf - -inf) would be NaN
     for (int64_t i = 0; i < count; i += kLanes) store(scores + i, Vec{});
     if constexpr (kIntegers<Code>) to_int16_row(scores, count, IntegerRange{});
@@ -198,8 +201,13 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   }
   Vec total{};
   IntegerRange range{};
+  constexpr bool kToBf16 = kSame<Left<Code>, bf16_t>;
+  constexpr float kLog2e = 1.44269504088896341f;
+  const float factor = kToBf16 ? unit * kLog2e : unit;
+  const float top = kToBf16 ? new_max * kLog2e : new_max;
   for (int64_t i = 0; i < count; i += kLanes) {
-    Vec p = exp_nonpositive(load(scores + i) - new_max);
+    const Vec below = load(scores + i) * factor - top;
+    Vec p = kToBf16 ? exp2_for_bf16(below) : exp_nonpositive(below);
     if constexpr (kIntegers<Code>) {
       // Behind the last token lie what scales an earlier owner of the page has left.
       const int64_t left = count - i;
@@ -207,7 +215,7 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
           p * load_n(tokens.values + i, static_cast<int>(left < kLanes ? left : kLanes));
       range.add(scaled);
       store(scores + i, scaled);
-    } else if constexpr (kSame<Left<Code>, bf16_t>) {
+    } else if constexpr (kToBf16) {
       const VecH rounded = narrow_normal_bf16(p);
       store_raw(reinterpret_cast<bf16_t*>(scores) + i, rounded);
       p = widen_bf16(rounded);

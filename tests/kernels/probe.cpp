@@ -54,6 +54,7 @@ const test::Probe kProbe = {
     kLanes,
     CPU_BACKEND_MAP(exp),
     CPU_BACKEND_MAP(exp_nonpositive),
+    CPU_BACKEND_MAP(exp2_for_bf16),
     CPU_BACKEND_MAP(sigmoid),
     CPU_BACKEND_MAP(tanh),
     CPU_BACKEND_MAP(erfc),

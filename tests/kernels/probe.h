@@ -15,6 +15,7 @@ struct Probe {
   // y[i] = f(x[i]) for any n >= 0
   void (*exp)(const float* x, float* y, int64_t n);
   void (*exp_nonpositive)(const float* x, float* y, int64_t n);
+  void (*exp2_for_bf16)(const float* x, float* y, int64_t n);
   void (*sigmoid)(const float* x, float* y, int64_t n);
   void (*tanh)(const float* x, float* y, int64_t n);
   void (*erfc)(const float* x, float* y, int64_t n);

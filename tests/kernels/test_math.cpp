@@ -137,5 +137,23 @@ void test_exp_nonpositive_is_exp() {
 }
 const Registration c("math/test_exp_nonpositive_is_exp", test_exp_nonpositive_is_exp);
 
+void test_exp2_for_bf16() {
+  std::vector<float> x = domain(-126.0f, 0.0f);
+  for (float special : {-HUGE_VALF, -3e38f, -126.5f, -0.0f, std::nanf("")}) x.push_back(special);
+  for_each_target([&](const KernelTable& table) {
+    const Probe& probe = probe_of(table.target);
+    std::vector<float> y(x.size());
+    probe.exp2_for_bf16(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double exact = x[i] < -126.0f ? 0.0 : std::exp2(static_cast<double>(x[i]));
+      const bool right = std::abs(static_cast<double>(y[i]) - exact) <= 3e-6 * exact;
+      if (!expect(right || (x[i] != x[i] && y[i] != y[i]), "of %.9g: %.9g instead of %.9g",
+                  static_cast<double>(x[i]), static_cast<double>(y[i]), exact))
+        return;
+    }
+  });
+}
+const Registration d("math/test_exp2_for_bf16", test_exp2_for_bf16);
+
 }  // namespace
 }  // namespace cpu_backend::test
