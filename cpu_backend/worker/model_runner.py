@@ -46,6 +46,7 @@ class CPUModelRunner(HostCPUModelRunner):
             and self.model_config.runner_type == "generate"
             and config.compilation_config.mode == CompilationMode.NONE
             and config.parallel_config.pipeline_parallel_size == 1
+            and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and config.lora_config is None
             and config.speculative_config is None
             and config.kv_transfer_config is None
