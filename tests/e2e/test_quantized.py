@@ -103,12 +103,10 @@ def unquantized(model_path: str, perplexity: Callable[..., float]) -> float:
     return perplexity(model_path)
 
 
-@pytest.fixture(scope="session")
-def quantized(
-    model_path: str, tmp_path_factory: pytest.TempPathFactory, quantize: Quantize
-) -> Callable[[str], Path]:
+@pytest.fixture
+def quantized(model_path: str, tmp_path: Path, quantize: Quantize) -> Callable[[str], Path]:
     """``quantized(scheme)``: the path of a checkpoint made from the real weights."""
-    return lambda scheme: quantize(scheme, Path(model_path), tmp_path_factory.mktemp(scheme))
+    return lambda scheme: quantize(scheme, Path(model_path), tmp_path / scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
