@@ -189,10 +189,11 @@ def test_a_gguf_file_of_qwen3_moe_says_what_transformers_say(
     wanted = greedy_tokens(
         AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), short
     )
-    job = {
-        "engine": {"model": str(file), "dtype": "float32", "max_model_len": 2048},
-        "batches": [short],
-        "sampling": {"max_tokens": NEW_TOKENS},
-    }
-    [results] = engine.run(job)
-    assert [result["tokens"] for result in results] == wanted
+    for options in ({}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}):
+        job = {
+            "engine": {"model": str(file), "dtype": "float32", "max_model_len": 2048, **options},
+            "batches": [short],
+            "sampling": {"max_tokens": NEW_TOKENS},
+        }
+        [results] = engine.run(job)
+        assert [result["tokens"] for result in results] == wanted
