@@ -209,6 +209,8 @@ class Checkpoint:
                 )
             if len(shape) == 1 and info.kind.quantized:
                 raise self.file.error(f"has the vector '{gguf_name}' in {info.kind.name}")
+            if gguf_name.endswith("ffn_up_exps.weight"):
+                self._check_gate(info)
             entries[name] = Entry(info, self._interleaved_heads(gguf_name))
         unknown = self.file.tensors.keys() - {e.info.name for e in entries.values()}
         for gguf_name in sorted(unknown - {ROPE_FACTORS}):
@@ -216,6 +218,15 @@ class Checkpoint:
                 f"has the unknown tensor '{gguf_name}'", "use the original checkpoint"
             )
         return entries
+
+    def _check_gate(self, up: TensorInfo) -> None:
+        """An expert's gate and up projection are packed as one matrix."""
+        gate = self.file.tensors[up.name.replace("up", "gate")]
+        if gate.kind != up.kind:
+            raise self.file.error(
+                f"has '{gate.name}' in {gate.kind.name} and '{up.name}' in {up.kind.name}",
+                "choose one with both in the same type",
+            )
 
     def _interleaved_heads(self, gguf_name: str) -> int:
         if not self.architecture.interleaved:
@@ -228,8 +239,7 @@ class Checkpoint:
     def _expected(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
         """(GGUF name, Hugging Face name, shape) of every tensor that the model has."""
         config = self.config
-        hidden, head = config["hidden_size"], config["head_dim"]
-        ffn = config["intermediate_size"]
+        hidden, ffn, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
         experts = config.get(self.architecture.num_experts, 0)
         queries = config["num_attention_heads"] * head
         keys = config["num_key_value_heads"] * head

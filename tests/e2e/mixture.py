@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -28,6 +29,15 @@ from cpu_backend.gguf.names import MIXTURES, OUTER_TENSORS
 from cpu_backend.gguf.reader import GgufFile
 from tests.e2e.gguf_copy import Changed, write, write_copy
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 49152,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_experts_per_tok": 3,
+    "initializer_range": 0.05,
+}
 SCALES = (0.7, 0.9, 1.1, 1.3)
 MATRICES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
@@ -91,18 +101,12 @@ def write_qwen(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
     """A small Qwen3-MoE in fp32, and as a GGUF file; ``tokenizer``: a GGUF file that has one."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        vocab_size=49152,
-        hidden_size=256,
+        **SMALL,
         intermediate_size=512,
         moe_intermediate_size=128,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
         num_experts=8,
-        num_experts_per_tok=3,
         norm_topk_prob=True,
-        initializer_range=0.05,
         max_position_embeddings=2048,
     )
     model = Qwen3MoeForCausalLM(config)
@@ -138,10 +142,10 @@ def write_qwen(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
             names[f"blk.{layer}.{here}"] = f"model.layers.{layer}.{there}"
     tensors = {}
     for here, there in names.items():
-        parts = [
-            weights[there.format(e)] for e in range(config.num_experts if "{}" in there else 1)
-        ]
-        data = torch.stack(parts) if "{}" in there else parts[0]
+        if "{}" in there:
+            data = torch.stack([weights[there.format(e)] for e in range(config.num_experts)])
+        else:
+            data = weights[there]
         tensors[here] = (data.numpy(), gguf.GGMLQuantizationType.F32)
     return checkpoint, write(folder / "qwen.gguf", "qwen3moe", metadata, tensors)
 
@@ -153,17 +157,11 @@ def write_gpt_oss(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
     """A small gpt-oss in fp32, and the same with its experts in MXFP4, as they are published."""
     torch.manual_seed(0)
     config = GptOssConfig(
-        vocab_size=49152,
-        hidden_size=256,
+        **SMALL,
         intermediate_size=128,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
         num_local_experts=8,
-        num_experts_per_tok=3,
         sliding_window=64,
-        initializer_range=0.05,
         layer_types=["sliding_attention", "full_attention"] * 2,
     )
     model = GptOssForCausalLM(config)

@@ -61,7 +61,8 @@ def write(path: Path, edit: Edit = lambda fields, tensors: None, arch: str = "ll
             add |= {str: writer.add_string, list: writer.add_array}
             add[type(value)](key, value)
     for name, weight in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(weight, dtype=np.float32))
+        half = weight.dtype == np.float16
+        writer.add_tensor(name, np.ascontiguousarray(weight, np.float16 if half else np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -190,6 +191,28 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
 def test_models_that_are_not_whole_are_refused(tmp_path: Path, edit: Edit, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read(tmp_path, edit)
+
+
+def test_experts_are_one_tensor_with_a_gate_of_the_type_of_its_up(tmp_path: Path) -> None:
+    def edit(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        fields |= {"llama.expert_count": 2, "llama.expert_used_count": 1}
+        for layer in range(2):
+            tensors[f"blk.{layer}.ffn_gate_inp.weight"] = np.ones((2, HIDDEN))
+            for name in ("gate", "up", "down"):
+                weight = tensors.pop(f"blk.{layer}.ffn_{name}.weight")
+                tensors[f"blk.{layer}.ffn_{name}_exps.weight"] = np.stack([weight, weight])
+
+    def edit_gate(fields: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+        edit(fields, tensors)
+        name = "blk.1.ffn_gate_exps.weight"
+        tensors[name] = tensors[name].astype(np.float16)
+
+    checkpoint = read(tmp_path, edit)
+    assert checkpoint.config["architectures"] == ["MixtralForCausalLM"]
+    gates = checkpoint.entries["model.layers.1.block_sparse_moe.experts.{}.w1.weight"]
+    assert gates.info.shape == (2, FFN, HIDDEN)
+    with pytest.raises(ConfigError, match=r"'blk.1.ffn_gate_exps.weight' in F16 and .* in F32"):
+        read(tmp_path, edit_gate)
 
 
 def test_other_architectures_are_named(tmp_path: Path) -> None:

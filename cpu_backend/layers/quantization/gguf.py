@@ -75,7 +75,7 @@ class CpuGgufConfig(OwnConfig):
         checkpoint = opened(self.file)
         if isinstance(layer, RoutedExperts):
             entries = [e for name, e in checkpoint.entries.items() if name.startswith(prefix + ".")]
-            return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file)
+            return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.table.quantized:
                 return None  # shares the table's packed weight
@@ -144,7 +144,7 @@ class CpuGgufMethod(LinearMethodBase):
         self._dtype = params_dtype
         name = getattr(layer, "prefix", "A layer")
         for kind in self._kinds:
-            check_cut(name, kind, input_size, input_size // input_size_per_partition)
+            check_cut(name, kind, input_size_per_partition, input_size // input_size_per_partition)
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
@@ -190,7 +190,7 @@ class CpuGgufMethod(LinearMethodBase):
 
 def check_cut(layer: str, kind: BlockType, columns: int, ranks: int) -> None:
     """Raises ConfigError where a rank's columns would begin or end within a block."""
-    if columns // ranks % kind.elements:
+    if columns % kind.elements:
         raise ConfigError(
             f"{layer} cannot be cut into {ranks} parts of whole blocks of {kind.elements} "
             "channels: lower --tensor-parallel-size."
@@ -232,15 +232,10 @@ class ExpertBlocks(torch.nn.Parameter):
 class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
     """A mixture of experts; ``entries``: its three tensors in the file."""
 
-    def __init__(self, moe: FusedMoEConfig, entries: list[Entry], file: GgufFile) -> None:
+    def __init__(self, moe: FusedMoEConfig, entries: list[Entry], order: str) -> None:
         super().__init__(moe)
-        self._order = file.order
+        self._order = order
         kinds = {entry.info.name.split("_")[1]: entry.info.kind for entry in entries}
-        if kinds["gate"] != kinds["up"]:
-            raise file.error(
-                f"has gates of experts in {kinds['gate'].name} and ups in {kinds['up'].name}",
-                "choose one with both in the same type",
-            )
         self._kinds = {"w13": kinds["gate"], "w2": kinds["down"]}
 
     def create_weights(
@@ -253,8 +248,8 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         **extra_weight_attrs: Any,
     ) -> None:
         """Parameters without content."""
-        self._dtype, w2, ranks = params_dtype, self._kinds["w2"], self.moe.tp_size
-        check_cut(layer.layer_name, w2, intermediate_size_per_partition * ranks, ranks)
+        self._dtype, w2 = params_dtype, self._kinds["w2"]
+        check_cut(layer.layer_name, w2, intermediate_size_per_partition, self.moe.tp_size)
         for name in ("w13_weight", "w2_weight"):
             layer.register_parameter(name, ExpertBlocks(layer, w2))
 
