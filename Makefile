@@ -25,12 +25,12 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 # The C++ compiler that the user named with CXX, else g++, else clang++.
 COMPILER = $(if $(filter default undefined,$(origin CXX)),$(shell command -v g++ || command -v clang++),$(CXX))
-PLUGIN_SOURCES = $(shell find csrc cpu_backend -type f ! -path '*/__pycache__/*' ! -name '*.so') \
+PLUGIN_SOURCES = $(shell find csrc src -type f ! -path '*/__pycache__/*' ! -name '*.so') \
 	setup.py CMakeLists.txt pyproject.toml
 # The part without torch, kernels by way of one target; torch's headers take clang-tidy minutes.
 TIDY_SOURCES = $(wildcard csrc/core/*.cpp csrc/dispatch/*.cpp) csrc/dispatch/targets/scalar.cpp
 # Instruction sets below the best one, for the tests that run once per target.
-LOWER_TARGETS = $(shell cd / && $(abspath $(BIN))/python -c \
+LOWER_TARGETS = $(shell $(BIN)/python -c \
 	'from cpu_backend import ops; print(*ops.load().runnable[1:])' 2>/dev/null)
 CPP_SOURCES = $(shell find csrc tests/kernels -type f \
 	\( -name '*.h' -o -name '*.cpp' -o -name '*.inl' \) 2>/dev/null)
@@ -108,13 +108,11 @@ demo: $(STAMPS)/plugin $(STAMPS)/test  ## start a server, ask one question, show
 .PHONY: test python-test kernel-test wheel-test lint
 test: kernel-test python-test wheel-test  ## run all tests
 
-# Appended, and not `python -m pytest`: either would else import the plugin from this folder, which
-# has no library in it, and not the installed one.
 python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the Python tests (ARGS= for pytest)
 	@echo "running the Python tests"
-	@HF_HUB_OFFLINE=1 $(BIN)/pytest --import-mode=append $(ARGS)
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
 	@for isa in $(LOWER_TARGETS); do echo "running the op tests with CPU_BACKEND_ISA=$$isa"; \
-		CPU_BACKEND_ISA=$$isa $(BIN)/pytest --import-mode=append -q tests/ops; done
+		CPU_BACKEND_ISA=$$isa $(BIN)/python -m pytest -q tests/ops; done
 
 # Foreign CPUs run under qemu, x86 CPUs that this one may not be under Bochs, where compilers and
 # emulators are installed; .ci/run installs them.
@@ -141,7 +139,7 @@ wheel-test: $(STAMPS)/plugin  ## build the wheel and load it in a second, clean 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
 	@echo "ruff format"; $(BIN)/ruff format --quiet --check .
-	@echo "mypy"; $(BIN)/mypy --no-error-summary cpu_backend
+	@echo "mypy"; $(BIN)/mypy --no-error-summary
 	@echo "clang-format"; $(BIN)/clang-format --dry-run -Werror $(CPP_SOURCES)
 	@echo "clang-tidy"; $(BIN)/clang-tidy --quiet $(TIDY_SOURCES) -- -std=c++17 -Icsrc \
 		-DCPU_BACKEND_TARGET=scalar 2> /dev/null

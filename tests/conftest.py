@@ -10,9 +10,6 @@ import sys
 import pytest
 import torch
 
-# Processes that tests start import what is installed, not the folder they are started in.
-os.environ["PYTHONSAFEPATH"] = "1"
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

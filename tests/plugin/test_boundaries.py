@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CSRC, PACKAGE = ROOT / "csrc", ROOT / "cpu_backend"
+CSRC, PACKAGE = ROOT / "csrc", ROOT / "src/cpu_backend"
 
 # Functions in C, so nothing that the linker could merge across instruction sets.
 C_HEADERS = {"cstdint", "cstddef", "cstring"}
@@ -73,7 +73,7 @@ def test_openmp_stays_in_torch_ops() -> None:
 
 def test_own_ops_are_named_in_one_python_file() -> None:
     users = [p for p, text in sources(PACKAGE, ".py") if "torch.ops.cpu_backend" in text]
-    assert users == ["cpu_backend/ops.py"]
+    assert users == ["src/cpu_backend/ops.py"]
 
 
 def test_environment_is_read_in_the_open() -> None:
@@ -84,7 +84,7 @@ def test_environment_is_read_in_the_open() -> None:
             assert f'"{name}"' in table, f"{path} reads {name}"
 
 
-@pytest.mark.parametrize("folder", ["cpu_backend", "csrc", "tests"])
+@pytest.mark.parametrize("folder", ["src", "csrc", "tests"])
 def test_files_stay_short(folder: str) -> None:
     for path, text in sources(ROOT / folder, ".py", ".h", ".cpp", ".inl"):
         lines = text.count("\n")

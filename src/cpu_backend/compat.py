@@ -8,6 +8,10 @@
 |                                | host believe Triton works                 | driver instead    |
 | accept_fractional_space        | the host parses the KV space as an int    | it parses a float |
 | accept_device_argument         | the host dropped --device in 2025         | it comes back     |
+| inspect_models_here            | the host inspects a model's class in      | a CUDA context no |
+|                                | another Python, which imports what lies   | longer worries it |
+|                                | in the current folder, and everything else|                   |
+|                                | once more                                 |                   |
 | serve_gguf                     | the host dropped GGUF files in 2026       | it reads them     |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | end_with_parent                | a killed server leaves its engines behind | they watch it     |
@@ -61,6 +65,7 @@ def prepare_process() -> None:
         del os.environ["CUDA_VISIBLE_DEVICES"]
     accept_fractional_space()
     accept_device_argument()
+    when_loaded("vllm.model_executor.models.registry", inspect_models_here)
     when_loaded("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker)
     when_loaded(
         "vllm.v1.engine.core", lambda m: end_with_parent(m.EngineCoreProc, "run_engine_core")
@@ -203,6 +208,21 @@ def serve_gguf(arguments: dict[str, Any]) -> dict[str, Any]:
     from cpu_backend.gguf import folder
 
     return folder.prefer_folder(arguments)
+
+
+def inspect_models_here(module: Any) -> None:
+    """Import a model's class in this process, which has no CUDA context to keep out of a fork.
+
+    ``python -m`` puts the current folder before everything installed; what the engine will run is
+    what this process would import.  The engine's process then has the class from the fork.
+    """
+    import torch
+
+    def run(inspect: Callable[[], Any]) -> Any:
+        torch.set_num_threads(1)  # nothing that a module computes may start threads before the fork
+        return inspect()
+
+    module._run_in_subprocess = run
 
 
 # ---- platform and worker -------------------------------------------------------------------------

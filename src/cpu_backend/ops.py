@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -14,17 +12,7 @@ import torch
 from cpu_backend.errors import ConfigError
 
 
-def _library_path() -> Path:
-    """The library beside this file; Python run in the source folder finds the installed one."""
-    beside = Path(__file__).parent / "_ops.so"
-    if not beside.exists():
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            installed = metadata.distribution("vllm-cpu-backend").locate_file("cpu_backend/_ops.so")
-            return Path(str(installed))
-    return beside
-
-
-LIBRARY = _library_path()
+LIBRARY = Path(__file__).parent / "_ops.so"
 
 
 @dataclass(frozen=True)

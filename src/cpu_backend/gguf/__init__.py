@@ -6,5 +6,5 @@ checkpoint  architectures: config.json and the Hugging Face names of the tensors
 tokenizer   tokenizer.json and the chat template
 folder      the small model folder that the host is given in place of the file
 
-The linear layers are ``cpu_backend/layers/quantization/gguf.py``.
+The linear layers are ``src/cpu_backend/layers/quantization/gguf.py``.
 """
