@@ -11,7 +11,6 @@ import torch
 
 from cpu_backend.errors import ConfigError
 
-
 LIBRARY = Path(__file__).parent / "_ops.so"
 
 
