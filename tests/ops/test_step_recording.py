@@ -244,7 +244,7 @@ def test_what_cannot_be_repeated_is_refused(name: str) -> None:
 
 
 def test_constants_made_on_the_way_stay_what_they_were(seeded: torch.Generator) -> None:
-    """What no op has written lies where an earlier, dead tensor lay, which a replay writes again."""
+    """What no op has written lies where a dead tensor lay, which a replay writes again."""
     x = torch.randn(4, 16, generator=seeded)
     zero_dim = torch.tensor(0.25)
 

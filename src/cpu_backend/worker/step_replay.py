@@ -1,9 +1,9 @@
 """Decode steps without Python: the forward pass of a batch size is recorded once, then replayed.
 
 The first forward of ``n`` tokens is recorded while it runs (``csrc/recording/step_recording.h``).
-A later one with other inputs runs both ways, the replay in memory full of garbage, and the recording
-is trusted only if every bit of its result equals the model's own.  From then on it stands in for
-the model.  Until then, and for good if anything is amiss, the model's own result is what counts.
+A later one with other inputs runs both ways, the replay in memory full of garbage, and the
+recording is trusted only if every bit of its result equals the model's own.  From then on it stands
+in for the model.  Until then, and for good if anything is amiss, the model's own result counts.
 """
 
 from __future__ import annotations
