@@ -1,4 +1,4 @@
-"""Engines in a process of their own: jobs as lines of JSON on stdin, results as lines on stdout.
+"""Engines in processes of their own: jobs as lines of JSON on stdin, results as lines on stdout.
 
 Job: {"engine": {LLM arguments}, "batches": [[prompt token ids, ...], ...], "sampling": {...}}, or a
 list of such samplings, one per batch.
@@ -9,6 +9,7 @@ Result: per batch and request {"tokens", "logprobs" (of the chosen tokens), "pro
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import multiprocessing
 import os
@@ -23,6 +24,14 @@ from typing import Any
 MARK = "RESULT "
 FAILED = "FAILED "
 NEW_TOKENS = 12  # generated per prompt where tokens are compared
+# What every engine imports on its way.
+PRELOADED = (
+    "cpu_backend.worker.worker",
+    "transformers.models.auto.processing_auto",
+    "vllm.entrypoints.llm",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.core",
+)
 SECONDS = 600  # for one job, generous: a wedged engine must fail the test
 
 
@@ -119,14 +128,8 @@ def run_and_log(job: dict[str, Any], **environ: str) -> tuple[list[list[Any]], s
 
 
 def _main() -> None:
-    # What every engine imports on its way.
-    import transformers.models.auto.processing_auto
-    import vllm.entrypoints.llm
-    import vllm.model_executor.models.llama
-    import vllm.v1.engine.core
-
-    import cpu_backend.worker.worker  # noqa: F401
-
+    for module in PRELOADED:
+        importlib.import_module(module)
     for line in sys.stdin:
         job = multiprocessing.get_context("fork").Process(target=_run, args=(json.loads(line),))
         job.start()
