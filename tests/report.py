@@ -1,9 +1,8 @@
 """What a run of several parts prints at its end: tests skipped for lack of a tool, and where the
 time went.
 
-    python -m tests.report run NAME COMMAND...   runs a part and keeps its time
-    python -m tests.report skip TOOL WHAT        keeps that WHAT was skipped for lack of TOOL
-    python -m tests.report show                  prints the tables
+    python -m tests.report run [--needs TOOL]... NAME COMMAND...
+    python -m tests.report show
 
 Every part appends lines of JSON to the file that CPU_BACKEND_TEST_REPORT names; without the
 variable nothing is kept.  Needs no package, so that it can run before any is installed.
@@ -11,6 +10,7 @@ variable nothing is kept.  Needs no package, so that it can run before any is in
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.tools import TOOLS, must_be_there, sentence
+from tests.tools import TOOLS, is_there, must_be_there, sentence
 
 FILE = "CPU_BACKEND_TEST_REPORT"
 SLOWEST_FILES = 15
@@ -53,11 +53,11 @@ def run(name: str, command: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def skip(tool: str, what: str, tests: int = 1) -> int:
-    """1 if the tool must be there, else 0: the skip is said and kept."""
+def skip(tool: str, name: str) -> int:
+    """The status of a part that lacks ``tool``: 0 only if it may; the skip is said and kept."""
     error = must_be_there(tool)
-    print(f"{'error' if error else 'skipped'}: {what} {sentence(tool)}", flush=True)
-    add("skip", tool=tool, tests=tests)
+    print(f"=== {name}: {'error' if error else 'skipped'}, {sentence(tool)}", flush=True)
+    add("skip", tool=tool, tests=1)
     return int(error)
 
 
@@ -100,18 +100,23 @@ def _table(title: str, header: tuple[str, ...], rows: Iterable[tuple[str, ...]])
         yield f"  {line}".rstrip()
 
 
-def main(arguments: list[str]) -> int:
-    match arguments:
-        case ["run", name, *command] if command:
-            return run(name, command)
-        case ["skip", tool, what] if tool in TOOLS:
-            return skip(tool, what)
-        case ["show"]:
-            print(*tables(), sep="\n")
-            return 0
-    print((__doc__ or "").strip(), file=sys.stderr)
-    return 2
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    part = commands.add_parser("run", help="run a part and keep its time")
+    part.add_argument("--needs", choices=TOOLS, action="append", default=[], help="or skip it")
+    part.add_argument("name")
+    part.add_argument("command", nargs=argparse.REMAINDER)
+    commands.add_parser("show", help="print the tables")
+    options = parser.parse_args()
+    if options.what == "show":
+        print(*tables(), sep="\n")
+        return 0
+    lacking = [tool for tool in options.needs if not is_there(tool)]
+    if lacking:
+        return skip(lacking[0], options.name)
+    return run(options.name, options.command)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
