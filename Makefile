@@ -112,13 +112,13 @@ REPORT = $(PYTHON) -m tests.report
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test slow-test \
-	wheel-test lint
+	install-test lint
 test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
 	@$(REPORT) show
 
 test-all: test test-rest  ## the same and all that is slow or foreign: everything .ci/run tests
 
-test-rest: slow-test foreign-kernel-test wheel-test
+test-rest: slow-test foreign-kernel-test install-test
 	@$(REPORT) show
 
 new-report: $(STAMPS)/venv
@@ -153,14 +153,17 @@ foreign-kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel t
 	@$(call kernel_tests,qemu-s390x,s390x-linux-gnu-g++ qemu-s390x-static)
 	@$(if $(filter x86_64,$(shell uname -m)),$(call kernel_tests,bochs-x86_64,bochs-headless))
 
-# The wheel must install into an environment that has torch and nothing else of this folder.
-wheel-test: $(STAMPS)/plugin  ## build the wheel and load it in a second, clean environment
-	@$(REPORT) run "wheel in an environment of its own" bash -c '\
-		$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel . && \
-		$(PYTHON) -m venv --clear build/wheel_env && \
-		build/wheel_env/bin/python -m pip install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION) && \
-		build/wheel_env/bin/python -m pip install -q --no-deps build/wheel/*.whl && \
-		build/wheel_env/bin/python -m cpu_backend.info'
+# Beside torch and nothing else of this folder; then wherever a command may be given, as a wheel and
+# with `pip install -e`; `pip install .` is what all other tests run on.
+install-test: $(STAMPS)/plugin $(STAMPS)/test  ## install the package in other ways and try it
+	@$(REPORT) run "wheel in a clean environment" bash -c '\
+		rm -rf build/wheel && $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel . && \
+		$(PYTHON) -m venv --clear build/env_clean && \
+		build/env_clean/bin/python -m pip install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION) && \
+		build/env_clean/bin/python -m pip install -q --no-deps build/wheel/*.whl && \
+		build/env_clean/bin/python -m cpu_backend.info'
+	@$(REPORT) run "wheel beside the host" tests/try_installed.sh wheel
+	@$(REPORT) run "pip install -e" tests/try_installed.sh editable
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
@@ -174,7 +177,7 @@ lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 
 .PHONY: clean distclean
 clean:  ## remove what was built; .venv stays and the plugin is built anew next time
-	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
+	@rm -rf build dist src/*.egg-info src/cpu_backend/_ops.so .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean  ## remove .venv as well

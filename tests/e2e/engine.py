@@ -127,6 +127,23 @@ def run_and_log(job: dict[str, Any], **environ: str) -> tuple[list[list[Any]], s
     return engines.run(job), engines.log()
 
 
+def run_by(program: list[str], job: dict[str, Any], folder: Path) -> tuple[list[list[Any]], str]:
+    """The same by a process that ``program`` starts, in ``folder``."""
+    command = [*program, sys.executable, str(Path(__file__).resolve())]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environment({}),
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert found, done.stderr[-4000:]
+    return json.loads(found[0].removeprefix(MARK)), done.stdout + done.stderr
+
+
 def _main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)

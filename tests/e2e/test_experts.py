@@ -147,8 +147,10 @@ def test_quantization_at_load(
 
 
 def test_experts_in_activation_order_are_refused_by_name(
-    mixture: Path, quantize: Quantize, tmp_path: Path
+    model_path: str, quantize: Quantize, tmp_path: Path
 ) -> None:
+    write_even_heads(Path(model_path), tmp_path / "even", layers=1)
+    mixture = write_mixture(tmp_path / "even", tmp_path / "mixture")
     model = quantize("gptq-act-order", mixture, tmp_path / "model")
     job = {
         "engine": {"model": str(model), "max_model_len": 256},
