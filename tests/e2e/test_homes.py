@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,9 @@ def test_home_and_current_folder_may_be_read_only(model_path: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.needs("root", "setpriv")
 def test_user_may_have_neither_name_nor_home(model_path: str, tmp_path: Path) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    temporary.chmod(0o777)
-    program = [*NO_HOME, f"TMPDIR={temporary}", *STRANGER]
-    [[answer]], _ = engine.run_by(program, job(model_path), read_only(tmp_path / "folder"))
+    folder = read_only(tmp_path / "folder")
+    with tempfile.TemporaryDirectory() as temporary:  # short, as names of sockets must be
+        Path(temporary).chmod(0o777)
+        program = [*NO_HOME, f"TMPDIR={temporary}", *STRANGER]
+        [[answer]], _ = engine.run_by(program, job(model_path), folder)
     assert len(answer["tokens"]) == 3
