@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from cpu_backend.errors import ConfigError
 
@@ -91,3 +92,14 @@ def activations() -> str:
             "bfloat16, or int8, which is faster on long inputs."
         )
     return kind
+
+
+def user_cache() -> Path:
+    """The folder for what can be made again.  ConfigError where the user has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpu_backend"
+    except RuntimeError as error:
+        raise ConfigError(
+            "This user has no home folder: set HOME or XDG_CACHE_HOME to a folder that can be "
+            "written."
+        ) from error
