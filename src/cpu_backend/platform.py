@@ -80,11 +80,8 @@ class CpuBackendPlatform(CpuPlatform):
 
     @classmethod
     def is_sleep_mode_available(cls) -> bool:
-        """Asked where ``--enable-sleep-mode`` was given."""
-        raise ConfigError(
-            "--enable-sleep-mode is not supported on the CPU, where there is no second memory to "
-            "move weights to: leave it out, and stop the server to free its memory."
-        )
+        """A sleeping server gives the memory of its KV cache back."""
+        return True
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
@@ -262,7 +259,11 @@ def _set_executor(config: VllmConfig) -> None:
 
 
 def _switch_off_gpu_features(config: VllmConfig) -> None:
-    # The step runs on the scheduler's own thread, so there is nothing to overlap with.
+    if config.scheduler_config.async_scheduling:  # the host's choice, too, where the user has none
+        logger.info(
+            "cpu_backend: async scheduling is off: a step computes on the scheduler's own CPUs, "
+            "which leaves nothing to overlap."
+        )
     config.scheduler_config.async_scheduling = False
     if config.parallel_config.enable_dbo:
         logger.warning("Dual-batch overlap needs a GPU and is switched off.")

@@ -75,9 +75,7 @@ def _shrink(
         y[rows, : weight.shape[0]] = _row_by_row(x[rows], weight).mul_(scale).to(y.dtype)
 
 
-def _expand(
-    y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
-) -> None:
+def _expand(y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor) -> None:
     """y [tokens, outputs] += x [tokens, rank] @ B; either may be padded to more outputs."""
     for rows, weight in _adapters(weights, indices):
         common = min(weight.shape[0], y.shape[1])
