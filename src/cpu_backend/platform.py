@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -152,11 +153,25 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             f"the {config.profiler_config.profiler} profiler needs a GPU: "
             "choose --profiler-config.profiler torch."
         )
+    library = config.structured_outputs_config.backend
+    if library == "lm-format-enforcer" and not _can_import("lmformatenforcer.integrations.vllm"):
+        raise ConfigError(
+            f"{library} does not load beside this vLLM: choose xgrammar or guidance as the backend "
+            "of --structured-outputs-config."
+        )
     if config.lora_config is not None and config.model_config.is_moe:
         raise ConfigError(
             "LoRA adapters are not supported for mixtures of experts on the CPU yet: "
             "leave --enable-lora out, or serve a checkpoint that the adapter is merged into."
         )
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -23,13 +23,19 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 @pytest.mark.parametrize("draft", ["ngram", "model"])
 def test_speculative_decoding(model_path: str, draft: str) -> None:
     speculative = NGRAM if draft == "ngram" else {"model": model_path, "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match=r"speculative decoding .* leave --speculative-config out"):
+    with pytest.raises(ConfigError, match=r"speculative decoding .* --speculative-config"):
         _configure(model_path, speculative_config=speculative)
 
 
 def test_profilers_of_a_gpu(model_path: str) -> None:
     with pytest.raises(ConfigError, match=r"cuda profiler needs a GPU: choose .* torch"):
         _configure(model_path, profiler_config={"profiler": "cuda"})
+
+
+def test_a_library_for_structured_outputs_that_does_not_load(model_path: str) -> None:
+    name = "lm-format-enforcer"
+    with pytest.raises(ConfigError, match=rf"{name} .* choose xgrammar or guidance"):
+        _configure(model_path, structured_outputs_config={"backend": name})
 
 
 def test_adapters_of_mixtures(model_path: str, tmp_path: Path) -> None:

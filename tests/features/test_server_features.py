@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from tests.e2e.server import Server
 from tests.features import adapters
+from tests.features.http import post
 
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 PARAMETERS = {
@@ -47,18 +47,6 @@ NEW_TOKENS = 6
 @pytest.fixture(scope="module")
 def client(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
-
-
-def post(server: Server, path: str, body: Any = None) -> Any:
-    """The answer to a POST, as JSON where there is any."""
-    request = urllib.request.Request(
-        server.url + path,
-        data=b"" if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        text = reply.read().decode()
-    return json.loads(text) if text else None
 
 
 def ask(server: Server, client: openai.OpenAI, **options: Any) -> Any:
@@ -285,6 +273,5 @@ def test_async_scheduling_that_was_asked_for_is_answered(server: Server) -> None
 
 
 def test_pooling_is_refused_by_a_server_that_generates(server: Server) -> None:
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        post(server, "/v1/embeddings", {"model": server.model, "input": "text"})
-    assert refused.value.code in (400, 404)
+    body = {"model": server.model, "input": "text"}
+    assert post(server, "/v1/embeddings", body, status=(400, 404)) is None
