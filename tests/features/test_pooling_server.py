@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.e2e.server import Server
-from tests.features.http import post
+from tests.features.endpoints import post
 
 QUERY = "What is the capital of France?"
 TEXTS = ["Paris is the capital of France.", "Bananas are yellow.", "Berlin lies on the Spree."]

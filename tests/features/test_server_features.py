@@ -16,7 +16,7 @@ import torch
 
 from tests.e2e.server import Server
 from tests.features import adapters
-from tests.features.http import post
+from tests.features.endpoints import post
 
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 PARAMETERS = {

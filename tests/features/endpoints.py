@@ -24,6 +24,7 @@ def post(server: Server, path: str, body: Any = None, status: tuple[int, ...] = 
             assert reply.status in status
             text = reply.read()
     except urllib.error.HTTPError as error:
-        assert error.code in status, error.read()[:500]
+        if error.code not in status:
+            raise AssertionError(error.read()[:500]) from error
         return None
     return json.loads(text) if text else None
