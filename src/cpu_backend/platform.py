@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -75,13 +76,7 @@ class CpuBackendPlatform(CpuPlatform):
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """The one Triton kernel that serving on the host's V1 runner calls."""
-        from vllm.triton_utils.dispatcher import register_kernels
-
-        from cpu_backend.worker.slot_mapping import compute_slot_mapping
-
-        register_kernels(
-            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
-        )
+        _replace_triton_kernel()
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -129,6 +124,17 @@ class CpuBackendPlatform(CpuPlatform):
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
         compat.give_engine_time_to_stop()
+
+
+@functools.cache  # the host looks through every module, and does so again for every engine
+def _replace_triton_kernel() -> None:
+    from vllm.triton_utils.dispatcher import register_kernels
+
+    from cpu_backend.worker.slot_mapping import compute_slot_mapping
+
+    register_kernels(
+        {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
+    )
 
 
 def _check_architecture(config: VllmConfig) -> None:

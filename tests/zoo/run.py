@@ -5,6 +5,7 @@ Nothing here may start torch's thread pool before the fork: a child would wait f
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
@@ -108,6 +109,8 @@ class Answer:
     cached: int
 
 
+_KEPT: list[Any] = []
+
 Prompt = tuple[int, ...]
 
 
@@ -124,6 +127,7 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(folder), skip_tokenizer_init=True, **options)
+    _KEPT.append(llm)  # the process ends at once; an orderly shutdown costs a second
     answers = []
     for asked in rounds:
         sampling = SamplingParams(
@@ -174,4 +178,14 @@ def prepare() -> None:
     import vllm.v1.engine.llm_engine  # noqa: F401
 
     _ = (transformers.AutoModelForCausalLM, vllm.LLM)
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+    from vllm.platforms import current_platform
+
+    from cpu_backend import layers
     from cpu_backend.worker import worker  # noqa: F401
+
+    layers.register_all()
+    current_platform.register_triton_kernel_overrides()
+    configure_logging_if_needed(LoggingConfig())
+    gc.freeze()  # a child's collections would copy every page of what was imported

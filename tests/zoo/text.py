@@ -29,6 +29,14 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+def registered() -> list[str]:
+    """The names of the host's classes for text."""
+    from vllm.model_executor.models import registry
+
+    models = {**registry._TEXT_GENERATION_MODELS, **registry._TRANSFORMERS_SUPPORTED_MODELS}
+    return [name for name, (_, cls) in models.items() if "MultiModal" not in cls]
+
+
 def prompts() -> list[Prompt]:
     """Random tokens of LENGTHS, the same in every run."""
     generator = random.Random(20)

@@ -19,7 +19,19 @@ RECURRENT, LATENT = "recurrent state", "latent attention"
 
 SPECS = (
     Spec("AXK1ForCausalLM", "A.X K1", "axk1", refused=LATENT),
-    Spec("AfmoeForCausalLM", "Trinity", "afmoe", {**FOUR, "num_shared_experts": 1}),
+    Spec(
+        "AfmoeForCausalLM",
+        "Trinity",
+        "afmoe",
+        {
+            **FOUR,
+            "num_shared_experts": 1,
+            "score_func": "sigmoid",
+            "route_norm": True,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     Spec("ApertusForCausalLM", "Apertus", "apertus"),
     Spec("ArceeForCausalLM", "Arcee AFM", "arcee"),
     Spec("BloomForCausalLM", "BLOOM", "bloom", TIED),
@@ -163,7 +175,13 @@ SPECS = (
     ),
     Spec("LongcatFlashForCausalLM", "LongCat-Flash", "longcat_flash", refused=LATENT),
     Spec("MambaForCausalLM", "Mamba", "mamba", refused=RECURRENT),
-    Spec("Mamba2ForCausalLM", "Mamba 2", "mamba2", refused=RECURRENT),
+    Spec(
+        "Mamba2ForCausalLM",
+        "Mamba 2",
+        "mamba2",
+        {"num_heads": 6, "head_dim": 64},
+        refused=RECURRENT,
+    ),
     Spec("MellumForCausalLM", "Mellum", "mellum", FOUR),
     Spec("MiMoV2FlashForCausalLM", "MiMo V2 Flash", "mimo_v2_flash", FOUR),
     Spec("MiniCPM3ForCausalLM", "MiniCPM 3", "minicpm3", TIED, refused=LATENT),
@@ -203,5 +221,11 @@ SPECS = (
     Spec(
         "VaultGemmaForCausalLM", "VaultGemma", "vaultgemma", {**TIED, "query_pre_attn_scalar": 48}
     ),
-    Spec("Zamba2ForCausalLM", "Zamba 2", "zamba2", TIED, refused=RECURRENT),
+    Spec(
+        "Zamba2ForCausalLM",
+        "Zamba 2",
+        "zamba2",
+        {**TIED, "num_hidden_layers": 54},
+        refused=RECURRENT,
+    ),
 )
