@@ -28,13 +28,19 @@ BASE: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
     "sliding_window": WINDOW,
-    # Mixtures, under each of the names that configs have for these.
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
+    # Mixtures.  torch's sigmoid has other bits in a row's tail than in its full vectors, and real routers are
+    # full: 32 experts fill the widest pair.
+    "num_experts": 32,
+    "num_local_experts": 32,
+    "n_routed_experts": 32,
+    "moe_num_experts": 32,
+    "num_experts_per_tok": 3,
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 80,
     "shared_intermediate_size": 80,
 }
+# Where a config's default is None the model is no mixture.
+MIXTURE = ("num_experts", "moe_intermediate_size")
 # Parameters whose values carry a meaning that random numbers would break.
 KEPT = ("A_log", "dt_bias", "D")
 
@@ -78,7 +84,11 @@ def make_config(spec: Spec) -> Any:
 
     known = AutoConfig.for_model(spec.model_type)
     names = {*known.to_dict(), *known.attribute_map}
-    base = {name: value for name, value in BASE.items() if name in names}
+    base = {
+        name: value
+        for name, value in BASE.items()
+        if name in names and not (name in MIXTURE and getattr(known, name, 0) is None)
+    }
     return AutoConfig.for_model(spec.model_type, **{**base, **spec.config})
 
 
@@ -99,11 +109,14 @@ def name_architecture(spec: Spec, folder: Path) -> None:
 def randomize(model: torch.nn.Module) -> None:
     """Weights with which the text depends on the whole prompt, and no bias or norm is idle."""
     done: set[int] = set()  # tied parameters are one
+    # With a tied head, a large embedding of the last token would outweigh all layers.
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    embedding = 0.05 if tied else 0.7
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in done and name not in KEPT and "Conv" not in _library(module):
                 done.add(id(parameter))
-                _randomize(parameter, module)
+                _randomize(parameter, module, embedding)
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("bias") and buffer.is_floating_point():  # a router's correction
                 buffer.add_(torch.randn_like(buffer), alpha=0.1)
@@ -114,10 +127,10 @@ def _library(module: torch.nn.Module) -> str:
     return type(module).__name__ if type(module).__module__.startswith("torch.") else ""
 
 
-def _randomize(parameter: torch.Tensor, module: torch.nn.Module) -> None:
+def _randomize(parameter: torch.Tensor, module: torch.nn.Module, embedding: float) -> None:
     noise = torch.randn_like(parameter)
     if isinstance(module, torch.nn.Embedding):
-        parameter.copy_(noise * 0.7)
+        parameter.copy_(noise * embedding)
     elif parameter.dim() >= 2:
         transposed = type(module).__name__ == "Conv1D"  # GPT-2's linear layers
         fan_in = parameter.shape[0 if transposed else -1]

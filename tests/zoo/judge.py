@@ -65,6 +65,19 @@ def prompt_logprobs(model: Any, prompt: Prompt) -> torch.Tensor:
     return logprobs.gather(1, ids[0, 1:, None])[:, 0]
 
 
+@torch.no_grad()
+def worst_error(model: Any, answers: dict[Prompt, Answer]) -> float:
+    """The largest error of a prompt's log-probabilities, in standard deviations of its logits."""
+    worst = 0.0
+    for prompt, answer in answers.items():
+        ids = torch.tensor([prompt])
+        logits = model(ids).logits[0, :-1].float()
+        exact = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        error = (torch.tensor(answer.prompt_logprobs) - exact).abs() / logits.std(1)
+        worst = max(worst, float(error.max()))
+    return worst
+
+
 def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float]:
     """The errors (root of mean squares over all tokens of the prompts) of ``answers`` and of ``transformers``,
     both in bf16, against fp32 on the same rounded weights."""

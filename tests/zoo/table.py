@@ -36,8 +36,11 @@ def is_defect(outcome: Outcome) -> bool:
 def agrees(spec: Spec, outcome: Outcome) -> bool:
     """Whether the outcome is the one that the Spec's author found: no model stops running unseen, and none starts
     to run without being compared."""
-    expected = REFUSED if spec.refused else HOST if spec.host else RIGHT
-    return outcome.state == expected and spec.refused in outcome.note
+    if outcome.state == REFUSED:
+        return bool(spec.refused) and spec.refused in outcome.note
+    if outcome.state == HOST:
+        return bool(spec.host)
+    return outcome.state == RIGHT and not (spec.refused or spec.host)
 
 
 def page(outcomes: dict[str, Outcome]) -> str:

@@ -15,6 +15,8 @@ GRANITE = {
     "logits_scaling": 2.0,
 }
 SLIDING_TWICE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+# The host cannot import the class without torchvision.
+VISION = "failed to be inspected"
 RECURRENT, LATENT = "recurrent state", "latent attention"
 
 SPECS = (
@@ -44,7 +46,7 @@ SPECS = (
     Spec("DeepseekV3ForCausalLM", "DeepSeek V3, R1", "deepseek_v3", refused=LATENT),
     Spec("DeepseekV32ForCausalLM", "DeepSeek V3.2", "deepseek_v32", refused=LATENT),
     Spec("DeepseekV4ForCausalLM", "DeepSeek V4", "deepseek_v4", refused=LATENT),
-    Spec("Ernie4_5ForCausalLM", "Ernie 4.5", "ernie4_5", {**TIED, "use_bias": True}),
+    Spec("Ernie4_5ForCausalLM", "Ernie 4.5", "ernie4_5", TIED),
     Spec(
         "Ernie4_5_MoeForCausalLM",
         "Ernie 4.5 mixtures",
@@ -57,7 +59,7 @@ SPECS = (
         "FalconForCausalLM",
         "Falcon",
         "falcon",
-        {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 352},
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
     ),
     Spec("FalconH1ForCausalLM", "Falcon-H1", "falcon_h1", refused=RECURRENT),
     Spec("FalconMambaForCausalLM", "Falcon Mamba", "falcon_mamba", refused=RECURRENT),
@@ -101,11 +103,11 @@ SPECS = (
     ),
     Spec("GlmForCausalLM", "GLM-4-9B", "glm"),
     Spec("Glm4ForCausalLM", "GLM-4-0414", "glm4"),
-    Spec("Glm4MoeForCausalLM", "GLM-4.5", "glm4_moe", {"use_qk_norm": True}),
+    Spec("Glm4MoeForCausalLM", "GLM-4.5", "glm4_moe", {"use_qk_norm": True, "head_dim": 32}),
     Spec("Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", "glm4_moe_lite", refused=LATENT),
     Spec("GlmMoeDsaForCausalLM", "GLM-5", "glm_moe_dsa", refused=LATENT),
     Spec("GPT2LMHeadModel", "GPT-2", "gpt2", TIED),
-    Spec("GPTBigCodeForCausalLM", "StarCoder", "gpt_bigcode", TIED),
+    Spec("GPTBigCodeForCausalLM", "StarCoder", "gpt_bigcode", {**TIED, "num_key_value_heads": 1}),
     Spec("GPTJForCausalLM", "GPT-J", "gptj", {"rotary_dim": 16}),
     Spec("GPTNeoXForCausalLM", "Pythia, GPT-NeoX", "gpt_neox"),
     Spec("GptOssForCausalLM", "gpt-oss", "gpt_oss"),
@@ -127,7 +129,12 @@ SPECS = (
         {**GRANITE, "intermediate_size": 96},
     ),
     Spec("GraniteSWAForCausalLM", "Granite with windows", "granite_swa", GRANITE),
-    Spec("HYV3ForCausalLM", "Hunyuan 3", "hy_v3"),
+    Spec(
+        "HYV3ForCausalLM",
+        "Hunyuan 3",
+        "hy_v3",
+        {"first_k_dense_replace": 1, "expert_hidden_dim": 96, "route_norm": True, "qk_norm": True},
+    ),
     Spec("HYV4ForCausalLM", "Hunyuan 4", "hy_v4", refused=LATENT),
     Spec("HrmTextForCausalLM", "HRM-Text", "hrm_text", {"prefix_lm": False}),
     Spec("HunYuanDenseV1ForCausalLM", "Hunyuan dense", "hunyuan_v1_dense"),
@@ -184,8 +191,26 @@ SPECS = (
     ),
     Spec("MellumForCausalLM", "Mellum", "mellum", FOUR),
     Spec("MiMoV2FlashForCausalLM", "MiMo V2 Flash", "mimo_v2_flash", FOUR),
-    Spec("MiniCPM3ForCausalLM", "MiniCPM 3", "minicpm3", TIED, refused=LATENT),
-    Spec("MiniMaxM2ForCausalLM", "MiniMax M2", "minimax_m2", host="AssertionError"),
+    Spec(
+        "MiniCPM3ForCausalLM",
+        "MiniCPM 3",
+        "minicpm3",
+        {
+            **TIED,
+            "num_key_value_heads": 6,
+            "q_lora_rank": 64,
+            "kv_lora_rank": 48,
+            "qk_nope_head_dim": 48,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 48,
+        },
+    ),
+    Spec(
+        "MiniMaxM2ForCausalLM",
+        "MiniMax M2",
+        "minimax_m2",
+        {"intermediate_size": 96, "rotary_dim": 32, "use_qk_norm": True},
+    ),
     Spec("Ministral3ForCausalLM", "Ministral 3", "ministral3"),
     Spec("MistralForCausalLM", "Mistral 7B", "mistral"),
     Spec("MixtralForCausalLM", "Mixtral", "mixtral", {"intermediate_size": 96}),
@@ -210,9 +235,11 @@ SPECS = (
     Spec("Qwen3ForCausalLM", "Qwen3", "qwen3", {"attention_bias": True}),
     Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"),
     Spec("Qwen3NextForCausalLM", "Qwen3-Next", "qwen3_next", refused=RECURRENT),
-    Spec("Qwen3_5ForCausalLM", "Qwen3.5", "qwen3_5_text", refused=RECURRENT),
-    Spec("Qwen3_5MoeForCausalLM", "Qwen3.5 MoE", "qwen3_5_moe_text", refused=RECURRENT),
-    Spec("Qwen4ExpForCausalLM", "Qwen4 preview", "qwen4_exp_text", refused=RECURRENT),
+    Spec("Qwen3_5ForCausalLM", "Qwen3.5", "qwen3_5_text", refused=RECURRENT, host=VISION),
+    Spec(
+        "Qwen3_5MoeForCausalLM", "Qwen3.5 MoE", "qwen3_5_moe_text", refused=RECURRENT, host=VISION
+    ),
+    Spec("Qwen4ExpForCausalLM", "Qwen4 preview", "qwen4_exp_text", refused=RECURRENT, host=VISION),
     Spec("SeedOssForCausalLM", "Seed-OSS", "seed_oss"),
     Spec("SmolLM3ForCausalLM", "SmolLM3", "smollm3", FOUR),
     Spec("StableLmForCausalLM", "StableLM", "stablelm", {"use_qkv_bias": True}),
