@@ -12,8 +12,8 @@ import torch
 
 WINDOW = 48  # tokens of a sliding window, less than the longer prompts
 
-# What every model has unless its Spec differs: odd sizes, three query heads per key head, a vocabulary that does not
-# fill the last tile.  Only what a config class knows is passed on to it.
+# What every model has unless its Spec differs: odd sizes, three query heads per key head, a
+# vocabulary that does not fill the last tile.  Only what a config class knows is passed on to it.
 BASE: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 192,
@@ -28,8 +28,8 @@ BASE: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
     "sliding_window": WINDOW,
-    # Mixtures.  torch's sigmoid has other bits in a row's tail than in its full vectors, and real routers are
-    # full: 32 experts fill the widest pair.
+    # Mixtures.  torch's sigmoid has other bits in the tail of a tensor than in its full vectors;
+    # published routers have none: 32 scores fill the widest pair.
     "num_experts": 32,
     "num_local_experts": 32,
     "n_routed_experts": 32,
@@ -49,9 +49,10 @@ KEPT = ("A_log", "dt_bias", "D")
 class Spec:
     """One architecture of the host.
 
-    name: the host's, of the class in its registry; models: what people call what it runs; model_type and config:
-    ``transformers``' config class and what differs from BASE.  refused: words of the sentence that refuses it at start;
-    host: words of the exception with which the host itself fails.  selected: runs by default.  note: for the table.
+    name: the host's, of the class in its registry; models: what people call what it runs;
+    model_type and config: ``transformers``' config class and what differs from BASE.
+    refused: words of the sentence that refuses it at start; host: of the exception with which the
+    host itself fails (a pattern).  selected: runs by default.  note: for the table.
     """
 
     name: str

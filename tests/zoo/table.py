@@ -11,13 +11,16 @@ from tests.zoo.judge import HOST, REFUSED, RIGHT, Outcome
 HEAD = """\
 # Which models run
 
-Every architecture of the host that `transformers` can build small, with random weights: a few layers, odd sizes, grouped heads,
-windows shorter than the prompts. Made by `python -m tests.zoo --write docs/models.md`; `tests/zoo` says how to add one.
+Every architecture of the host that `transformers` can build small, with random weights: a few
+layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
+`python -m tests.zoo --write docs/models.md`; `tests/zoo` says how to add one.
 
-- **right**: in fp32 every token is the one that `transformers` would choose (no further below its best logit than 0.02 standard deviations,
-  which is rounding), however the request came: alone, together with others, in chunks, from the prefix cache, with recorded steps and
-  eager; and all of these agree bit for bit in tokens and log-probabilities. In bf16 the error of a prompt's log-probabilities against
-  fp32 is at most twice that of `transformers` in bf16.
+- **right**: in fp32 every token is the one that `transformers` would choose (no further below its
+  best logit than 0.02 standard deviations, which is rounding), and a prompt's log-probabilities
+  are its own as closely; however the request came: alone, together with others, in chunks, from
+  the prefix cache, with recorded steps and eager, tokens and log-probabilities are the same bit for
+  bit. In bf16 the error of a prompt's log-probabilities against fp32 is at most twice that of
+  `transformers` in bf16.
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.
 - **host**: the host itself cannot run it on a CPU; the notes show what it says.
 """
@@ -34,8 +37,8 @@ def is_defect(outcome: Outcome) -> bool:
 
 
 def agrees(spec: Spec, outcome: Outcome) -> bool:
-    """Whether the outcome is the one that the Spec's author found: no model stops running unseen, and none starts
-    to run without being compared."""
+    """Whether the outcome is the Spec's: no model may stop running, nor start to run without being
+    compared, unseen."""
     if outcome.state == REFUSED:
         return bool(spec.refused) and spec.refused in outcome.note
     if outcome.state == HOST:

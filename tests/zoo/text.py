@@ -1,4 +1,4 @@
-"""Text generation: each prompt alone, together, in chunks and from the prefix cache; recorded and eager; bf16."""
+"""Text: prompts alone, together, in chunks and from the prefix cache; recorded and eager."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def prompts() -> list[Prompt]:
 
 
 def rounds() -> list[Round]:
-    """Requests of different numbers and lengths, each several times: what memory a step reuses depends on the
-    steps before it."""
+    """Requests of different numbers and lengths, each several times: what memory a step reuses
+    depends on the steps before it."""
     p = prompts()
     one, three, six, two = [[x] for x in p[:3]], [p[:3]], [p], [[p[4], p[1]]]
     sent = [*one, *three, *six, *two, *three, *six, *two, *one, *six, *three, *two, *one]
@@ -59,7 +59,7 @@ def examine(spec: Spec, folder: Path) -> Outcome:
         try:
             forked(generate, folder, ENGINES["recorded"], [])
         except Failed as failed:
-            return judge.failure(failed, spec.host)
+            return judge.failure(failed, spec)
         return Outcome(ENDED, "started without weights")
     model = build(spec, folder)
     scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
@@ -69,16 +69,18 @@ def examine(spec: Spec, folder: Path) -> Outcome:
             for name, options in ENGINES.items()
         }
     except Failed as failed:
-        return judge.failure(failed, spec.host)
+        return judge.failure(failed, spec)
     return _judge(spec, model, answers)
 
 
 def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Outcome:
-    faults = [*_differences(answers), *_token_faults(model, answers["eager"])]
+    asked = len(rounds())
+    greedy = {name: by_round[:asked] for name, by_round in answers.items()}
     scored = {
-        name: {prompt: found[0] for prompt, found in zip(prompts(), by_round[len(rounds()) :])}
+        name: {p: found[0] for p, found in zip(prompts(), by_round[asked:], strict=False)}
         for name, by_round in answers.items()
     }
+    faults = [*_differences(greedy), *_token_faults(model, greedy["eager"])]
     for name in ("eager", "recorded"):
         error = judge.worst_error(model, scored[name])
         if not error < judge.TIE:
@@ -86,16 +88,13 @@ def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Ou
     ours, theirs = judge.bf16_errors(model, scored["bf16"])
     if not ours <= judge.BF16_FACTOR * theirs:
         faults.append(f"bf16: error {ours:.3g}, transformers' {theirs:.3g}")
-    compared = ("fp32", "bf16"), COMPARED
     if not faults:
-        return Outcome(RIGHT, spec.note, *compared)
-    if spec.host:
-        return Outcome(HOST, "; ".join(faults), *compared)
-    return Outcome(WRONG, "; ".join(faults), *compared)
+        return Outcome(RIGHT, spec.note, ("fp32", "bf16"), COMPARED)
+    return Outcome(HOST if spec.host else WRONG, "; ".join(faults), ("fp32", "bf16"), COMPARED)
 
 
 def _differences(answers: dict[str, list[list[Answer]]]) -> list[str]:
-    """Where answers to one prompt in one dtype are not the same, bit for bit: one line per engine."""
+    """Where answers to one prompt in one dtype differ in any bit: one line per engine."""
     faults = []
     first: dict[tuple[bool, Prompt], Answer] = {}
     for engine, by_round in answers.items():
@@ -117,7 +116,8 @@ def _differences(answers: dict[str, list[list[Answer]]]) -> list[str]:
 
 
 def _token_faults(model: Any, by_round: list[list[Answer]]) -> list[str]:
-    """Tokens that transformers would not choose; a text that does not depend on the prompt proves nothing."""
+    """Tokens that transformers would not choose; a text that does not depend on the prompt
+    proves nothing."""
     answers = {
         prompt: answer
         for asked, found in zip(rounds(), by_round, strict=True)

@@ -1,4 +1,4 @@
-"""The architectures that generate text: one entry per class of the host's registry, sorted by name."""
+"""The architectures that generate text: one entry per class of the host, sorted by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,13 @@ SPECS = (
     Spec("DeepseekV2ForCausalLM", "DeepSeek V2", "deepseek_v2", refused=LATENT),
     Spec("DeepseekV3ForCausalLM", "DeepSeek V3, R1", "deepseek_v3", refused=LATENT),
     Spec("DeepseekV32ForCausalLM", "DeepSeek V3.2", "deepseek_v32", refused=LATENT),
-    Spec("DeepseekV4ForCausalLM", "DeepSeek V4", "deepseek_v4", refused=LATENT),
+    Spec(
+        "DeepseekV4ForCausalLM",
+        "DeepSeek V4",
+        "deepseek_v4",
+        {"num_hidden_layers": 43},
+        refused=LATENT,
+    ),
     Spec("Ernie4_5ForCausalLM", "Ernie 4.5", "ernie4_5", TIED),
     Spec(
         "Ernie4_5_MoeForCausalLM",
@@ -140,7 +146,13 @@ SPECS = (
     Spec("HunYuanDenseV1ForCausalLM", "Hunyuan dense", "hunyuan_v1_dense"),
     Spec("HunYuanMoEV1ForCausalLM", "Hunyuan MoE", "hunyuan_v1_moe"),
     Spec("HyperCLOVAXForCausalLM", "HyperCLOVA X", "hyperclovax", GRANITE),
-    Spec("InklingForCausalLM", "Inkling", "inkling_text", refused=RECURRENT),
+    Spec(
+        "InklingForCausalLM",
+        "Inkling",
+        "inkling_text",
+        host="Tokenizer not available",
+        note="its code is for NVIDIA and AMD only",
+    ),
     Spec("InternLM3ForCausalLM", "InternLM 3", "llama", note="loaded as a Llama"),
     Spec("IQuestCoderForCausalLM", "IQuest-Coder", "llama", note="loaded as a Llama"),
     Spec("Jais2ForCausalLM", "Jais 2", "jais2"),
@@ -209,7 +221,7 @@ SPECS = (
         "MiniMaxM2ForCausalLM",
         "MiniMax M2",
         "minimax_m2",
-        {"intermediate_size": 96, "rotary_dim": 32, "use_qk_norm": True},
+        {"intermediate_size": 96, "rotary_dim": 32, "use_qk_norm": True, "scoring_func": "sigmoid"},
     ),
     Spec("Ministral3ForCausalLM", "Ministral 3", "ministral3"),
     Spec("MistralForCausalLM", "Mistral 7B", "mistral"),
@@ -224,7 +236,12 @@ SPECS = (
     Spec("OlmoeForCausalLM", "OLMoE", "olmoe", {"intermediate_size": 96}),
     Spec("PhiForCausalLM", "Phi 1.5 and 2", "phi"),
     Spec("Phi3ForCausalLM", "Phi 3 and 4", "phi3"),
-    Spec("PhiMoEForCausalLM", "Phi 3.5 MoE", "phimoe", {"intermediate_size": 96}),
+    Spec(
+        "PhiMoEForCausalLM",
+        "Phi 3.5 MoE",
+        "phimoe",
+        {"intermediate_size": 96, "num_experts_per_tok": 2},
+    ),
     Spec(
         "Qwen2ForCausalLM",
         "Qwen 2 and 2.5",
