@@ -53,6 +53,7 @@ class Spec:
     model_type and config: ``transformers``' config class and what differs from BASE.
     refused: words of the sentence that refuses it at start; host: of the exception with which the
     host itself fails (a pattern).  selected: runs by default.  note: for the table.
+    reference: what the config of ``transformers`` has to say to mean what the host does.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Spec:
     host: str = ""
     selected: bool = False
     note: str = ""
+    reference: dict[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
 
 
@@ -76,6 +78,8 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     randomize(model)
     model.save_pretrained(folder)
     name_architecture(spec, folder)
+    for name, value in spec.reference.items():
+        setattr(model.config, name, value)
     return model  # type: ignore[no-any-return]
 
 

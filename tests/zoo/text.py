@@ -15,7 +15,7 @@ from tests.zoo.text_specs import SPECS
 __all__ = ["SPECS", "examine"]
 
 COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
-LENGTHS = (5, 40, 200, 17, 64, 129)  # beyond the specs' windows (48) and the small chunk
+LENGTHS = (5, 40, 300, 17, 64, 129)  # beyond the specs' windows (48) and the small chunk
 NEW_TOKENS = 12  # a step is recorded, checked, and only then replayed
 GREEDY = (("max_tokens", NEW_TOKENS), ("logprobs", 3))
 SCORED = (("max_tokens", 1), ("prompt_logprobs", 1))

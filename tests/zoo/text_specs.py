@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo.build import Spec
+from tests.zoo.build import WINDOW, Spec
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 FOUR = {"num_hidden_layers": 4}  # so that a pattern of layers comes to its full attention
@@ -15,6 +15,12 @@ GRANITE = {
     "logits_scaling": 2.0,
 }
 SLIDING_TWICE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+# The host's windows of Cohere's models are one token longer than those of transformers, as these
+# models were trained according to its source.
+COHERE_WINDOW: dict[str, Any] = {
+    "reference": {"sliding_window": WINDOW + 1},
+    "note": "compared with windows one token longer than transformers', which the host has on purpose",
+}
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
 RECURRENT, LATENT = "recurrent state", "latent attention"
@@ -39,9 +45,20 @@ SPECS = (
     Spec("BloomForCausalLM", "BLOOM", "bloom", TIED, selected=True),
     Spec("CohereForCausalLM", "Command R", "cohere", {**TIED, "use_qk_norm": True}),
     Spec(
-        "Cohere2ForCausalLM", "Command R7B, Command A", "cohere2", {**TIED, **FOUR}, selected=True
+        "Cohere2ForCausalLM",
+        "Command R7B, Command A",
+        "cohere2",
+        {**TIED, **FOUR},
+        selected=True,
+        **COHERE_WINDOW,
     ),
-    Spec("Cohere2MoeForCausalLM", "Cohere 2 mixtures", "cohere2_moe", {**TIED, **FOUR}),
+    Spec(
+        "Cohere2MoeForCausalLM",
+        "Cohere 2 mixtures",
+        "cohere2_moe",
+        {**TIED, **FOUR},
+        **COHERE_WINDOW,
+    ),
     Spec("CwmForCausalLM", "CWM", "cwm", {**FOUR, "layer_types": None}),
     Spec("DbrxForCausalLM", "DBRX", "dbrx", host="KeyError"),
     Spec("DeepseekV2ForCausalLM", "DeepSeek V2", "deepseek_v2", refused=LATENT),
