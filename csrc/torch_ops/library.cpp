@@ -142,10 +142,14 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
 
 TORCH_LIBRARY(cpu_backend, m) {
   m.class_<StepRecording>("StepRecording")
-      .def(torch::init<std::vector<at::Tensor>>())
+      .def(torch::init<std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("open", &StepRecording::open)
       .def("close", &StepRecording::close)
       .def("error", [](const c10::intrusive_ptr<StepRecording>& self) { return self->error(); })
+      .def("fail", [](const c10::intrusive_ptr<StepRecording>& self,
+                      const std::string& reason) { self->fail(reason); })
+      .def("fill_with_garbage",
+           [](const c10::intrusive_ptr<StepRecording>& self) { self->fill_with_garbage(); })
       .def("size",
            [](const c10::intrusive_ptr<StepRecording>& self) {
              return static_cast<int64_t>(self->size());
