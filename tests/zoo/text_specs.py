@@ -19,7 +19,7 @@ SLIDING_TWICE = {"layer_types": ["sliding_attention", "full_attention", "sliding
 # models were trained according to its source.
 COHERE_WINDOW: dict[str, Any] = {
     "reference": {"sliding_window": WINDOW + 1},
-    "note": "compared with windows one token longer than transformers', which the host has on purpose",
+    "note": "compared with windows one token longer, which the host has on purpose",
 }
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
