@@ -24,16 +24,12 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.
 - **host**: the host itself cannot run it on a CPU; the notes show what it says.
 """
-MEANING = {
-    RIGHT: "right",
-    REFUSED: "refused",
-    HOST: "host",
-}
+ALLOWED = (RIGHT, REFUSED, HOST)
 
 
 def is_defect(outcome: Outcome) -> bool:
     """Whether an architecture may not have this outcome."""
-    return outcome.state not in MEANING
+    return outcome.state not in ALLOWED
 
 
 def agrees(spec: Spec, outcome: Outcome) -> bool:
@@ -52,15 +48,17 @@ def page(outcomes: dict[str, Outcome]) -> str:
     for kind, module in kinds.KINDS.items():
         rows = [(spec, outcomes[spec.name]) for spec in module.SPECS if spec.name in outcomes]
         if rows:
-            parts.append(f"## {kind.capitalize()}\n\n{_summary(rows)}\n\n{_table(rows)}\n")
-            absent = sorted(set(module.registered()) - {spec.name for spec in module.SPECS})
-            if absent:
-                parts.append(
-                    "Not tried, because `transformers` has no class to build or compare them with: "
-                    + ", ".join(f"`{name}`" for name in absent)
-                    + ".\n"
-                )
-    return "\n".join(parts)
+            parts += [f"## {kind.capitalize()}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
+            parts.append(_absent(set(module.registered()) - {spec.name for spec in module.SPECS}))
+    return "\n".join(filter(None, parts))
+
+
+def _absent(names: set[str]) -> str:
+    """What the host knows besides."""
+    if not names:
+        return ""
+    quoted = ", ".join(f"`{name}`" for name in sorted(names))
+    return f"Not tried, because `transformers` has no class to build and compare: {quoted}.\n"
 
 
 def _summary(rows: list[tuple[Spec, Outcome]]) -> str:
@@ -72,7 +70,7 @@ def _summary(rows: list[tuple[Spec, Outcome]]) -> str:
 
 
 def _order(state: str) -> int:
-    return [*MEANING, state].index(state)
+    return [*ALLOWED, state].index(state)
 
 
 def _table(rows: Iterable[tuple[Spec, Outcome]]) -> str:
