@@ -25,7 +25,9 @@
 |                                | /dev/shm                                  |                   |
 | keep_thread_count              | the host sets one torch thread per worker | a platform hook   |
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
-| pack_experts                   | the same for mixtures of experts          | a platform hook   |
+| pack_experts                   | the same for mixtures of experts; its CPU | a platform hook;  |
+|                                | router drops the correction bias unless   | its router heeds  |
+|                                | experts are in groups, and sigmoid scores | them              |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
@@ -381,6 +383,7 @@ def pack_experts() -> None:
         w4a8_int8,
     )
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 
     from cpu_backend.layers import experts, quantization
 
@@ -390,6 +393,7 @@ def pack_experts() -> None:
     RoutedExperts._get_quant_method = experts.instead_of_the_hosts(
         RoutedExperts._get_quant_method, quantization.experts_methods()
     )
+    CPURouter.__init__ = experts.every_score_in_groups(CPURouter.__init__)
 
 
 def map_parameters() -> None:
