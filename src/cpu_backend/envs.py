@@ -51,6 +51,12 @@ NUMA = Variable(
     "CPU_BACKEND_NUMA", "", "nodes to assume: CPU lists with | between them, such as 0-3|4-7"
 )
 VISIBLE_MEMORY_NODES = Variable("CPU_VISIBLE_MEMORY_NODES", "", "NUMA nodes to use, as a list")
+HEALTH_SECONDS = Variable(
+    "CPU_BACKEND_HEALTH_SECONDS",
+    "30",
+    "/health answers 503 after so long without a sign of life; a step may take 60 times as long",
+)
+TRACEBACK = Variable("CPU_BACKEND_TRACEBACK", "", "1 prints tracebacks in place of one sentence")
 
 ALL = (
     ISA,
@@ -62,6 +68,8 @@ ALL = (
     NUM_OF_RESERVED_CPU,
     NUMA,
     VISIBLE_MEMORY_NODES,
+    HEALTH_SECONDS,
+    TRACEBACK,
 )
 
 
@@ -74,3 +82,20 @@ def activations() -> str:
             "bfloat16, or int8, which is faster on long inputs."
         )
     return kind
+
+
+def health_seconds() -> float:
+    """How long the engine may be silent before it counts as hung."""
+    text = HEALTH_SECONDS.get()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < float("inf"):
+        raise ConfigError(f"{HEALTH_SECONDS.name}={text} is no number of seconds: use 1 or more.")
+    return seconds
+
+
+def wants_traceback() -> bool:
+    """Whether whoever started this process hunts an error."""
+    return TRACEBACK.get() not in ("", "0")
