@@ -2,8 +2,8 @@
 
 Each run is what a person's would be from the first line of the command on: its own arguments,
 environment, output and exit code.  The imports, most of the time of a start that fails, are shared.
-As a script: ``python -m tests.e2e.forked_cli FILE`` reads a list of [program, arguments, environment]
-and prints a list of [exit code, output, errors] as JSON.
+As a script, ``python -m tests.e2e.forked_cli FILE`` reads a list of [program, arguments,
+environment] and prints a list of [exit code, output, errors] as JSON.
 """
 
 from __future__ import annotations

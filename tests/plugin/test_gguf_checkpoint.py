@@ -177,7 +177,7 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
             "has no tensor 'blk.0.ffn_gate_inp.weight'",
         ),
         (_field("llama.rope.scaling.type", "longrope"), "positions by 'longrope'"),
-        (_field("llama.rope.scaling.type", np.ones(2)), "'llama.rope.scaling.type' of another type"),
+        (_field("llama.rope.scaling.type", np.ones(2)), "rope.scaling.type' of another type"),
         (_field("split.count", 3), "one part of several: merge them"),
         (_field("split.count", np.ones(2, int)), "'split.count' of another type"),
         (_field("tokenizer.ggml.eos_token_id", 1 << 20), "has no token 1048576"),
@@ -204,12 +204,14 @@ def test_any_field_of_another_kind_is_read_or_named(tmp_path: Path, value: Any) 
     for key in [*keys, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"]:
         file = GgufFile(path)
         file.metadata[key] = value
+        said = ""
         try:
             Checkpoint(file)
             GgufTokenizer(file).settings(64)
         except ConfigError as error:
-            assert "\n" not in str(error)
-            assert "model.gguf" in str(error)
+            said = str(error)
+        assert "\n" not in said
+        assert not said or "model.gguf" in said
 
 
 def test_experts_are_one_tensor_with_a_gate_of_the_type_of_its_up(tmp_path: Path) -> None:
