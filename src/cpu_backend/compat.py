@@ -161,7 +161,9 @@ def _without_device(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: Any, *args: Any, device: str = "auto", **kwargs: Any) -> None:
         if str(device) not in DEVICES:
             raise ValueError(f"device={device!r} is not available here: choose 'cpu' or 'auto'.")
-        preflight.look_for_model(kwargs.get("model"), kwargs.get("revision"))
+        for kind in ("model", "tokenizer"):
+            revision = kwargs.get("revision" if kind == "model" else "tokenizer_revision")
+            preflight.look_for(kind, kwargs.get(kind), revision)
         with sentences.told():
             init(self, *args, **serve_gguf(kwargs))
 
@@ -174,7 +176,7 @@ def _after_a_look(create_engine_config: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(create_engine_config)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         preflight.look(self)
-        with sentences.told():
+        with sentences.told(*sentences.usual_kinds(), KeyError):
             return create_engine_config(self, *args, **kwargs)
 
     return wrapper
@@ -227,7 +229,9 @@ def load_tokenizer_in_a_sentence(module: Any) -> None:
     original = module.CachedHfTokenizer.from_pretrained
 
     def from_pretrained(path: Any, *args: Any, **kwargs: Any) -> Any:
-        with sentences.told(Exception, what=f"The tokenizer of '{path}' cannot be loaded: "):
+        before = f"The tokenizer of '{path}' cannot be loaded ("
+        after = "): download it again, or name another by --tokenizer."
+        with sentences.told(Exception, around=(before, after)):
             return original(path, *args, **kwargs)
 
     module.CachedHfTokenizer.from_pretrained = staticmethod(from_pretrained)

@@ -37,13 +37,13 @@ def look(arguments: Any) -> None:
             raise ConfigError(said)
 
 
-def look_for_model(model: str | None, revision: str | None = None) -> None:
-    """Raise ConfigError where the host would look for the model in vain.
+def look_for(kind: str, name: str | None, revision: str | None = None) -> None:
+    """Raise ConfigError where the host would look for the ``kind`` ("model" or "tokenizer") called
+    ``name`` in vain.
 
     Before it does, because it takes the path of a missing folder for a name on the model hub.
     """
-    said = _missing(str(model), revision) if model else None
-    if said:
+    if name and (said := _missing(kind, str(name), revision)):
         raise ConfigError(said)
 
 
@@ -66,23 +66,23 @@ def environment(arguments: Any) -> str | None:
 # ---- the model's folder --------------------------------------------------------------------------
 
 
-def _missing(model: str, revision: str | None) -> str | None:
-    path = Path(model).expanduser()
-    if path.is_dir() or path.is_file() or "://" in model:
+def _missing(kind: str, name: str, revision: str | None) -> str | None:
+    path = Path(name)
+    if path.is_dir() or path.is_file() or "://" in name:
         return None
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        return f"The model folder '{model}' does not exist: check its path."
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        return f"The {kind} folder '{name}' does not exist: check its path."
     if os.environ.get("VLLM_USE_MODELSCOPE", "") not in ("", "0", "False", "false"):
         return None
-    import huggingface_hub
+    from huggingface_hub import constants, snapshot_download
 
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         try:
-            huggingface_hub.snapshot_download(model, revision=revision, local_files_only=True)
+            snapshot_download(name, revision=revision, local_files_only=True)
         except (OSError, ValueError):
             return (
-                f"The model '{model}' is neither a folder nor in the cache of downloads "
-                f"'{huggingface_hub.constants.HF_HUB_CACHE}', and HF_HUB_OFFLINE=1 forbids to "
+                f"The {kind} '{name}' is neither a folder nor in the cache of downloads "
+                f"'{constants.HF_HUB_CACHE}', and HF_HUB_OFFLINE=1 forbids to "
                 "download it: name a folder that exists, or unset HF_HUB_OFFLINE."
             )
     return None
@@ -113,13 +113,8 @@ def configuration(arguments: Any) -> str | None:
 
 def tokenizer(arguments: Any) -> str | None:
     """Files of a tokenizer: some are there, and those in JSON are whole."""
-    name = str(arguments.tokenizer or arguments.model)
-    if arguments.skip_tokenizer_init:
-        return None
-    if arguments.tokenizer and (said := _missing(name, arguments.tokenizer_revision)):
-        return said.replace("The model", "The tokenizer", 1)
-    path = Path(name)
-    if not path.is_dir():
+    path = Path(str(arguments.tokenizer or arguments.model))
+    if arguments.skip_tokenizer_init or not path.is_dir():
         return None
     if not any(next(path.glob(pattern), None) for pattern in TOKENIZERS):
         return (

@@ -57,7 +57,8 @@ def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"'{error.filename}': {error.strerror}"
     if isinstance(error, KeyError) and error.args:
-        return str(error.args[0])
+        said = str(error.args[0])
+        return said if " " in said else f"there is no '{said}'"
     cause = error.__cause__
     # Validators of transformers' configurations name themselves and hide what they found.
     if cause is not None and type(error).__name__.startswith("StrictDataclass"):
@@ -76,16 +77,17 @@ def _shorten(text: str) -> str:
 
 
 @contextlib.contextmanager
-def told(*kinds: type[BaseException], what: str = "") -> Iterator[None]:
+def told(*kinds: type[BaseException], around: tuple[str, str] = ("", "")) -> Iterator[None]:
     """Raise ConfigError with one sentence in place of errors of ``kinds`` (USUAL when none is
-    named) from the block, or from the function that this decorates; ``what`` goes before it."""
+    named) from the block, or from the function that this decorates; ``around`` are words before
+    and after it."""
     try:
         yield
     except Exception as error:
         is_told = isinstance(error, kinds or usual_kinds()) and not isinstance(error, SPOKEN)
         if not is_told or envs.wants_traceback():
             raise
-        raise ConfigError(what + sentence(error)) from None
+        raise ConfigError(sentence(error).join(around)) from None
 
 
 def usual_kinds() -> tuple[type[BaseException], ...]:
@@ -96,9 +98,9 @@ def usual_kinds() -> tuple[type[BaseException], ...]:
     return (*USUAL, StrictDataclassError, SafetensorError)
 
 
-def tell(owner: Any, name: str, *kinds: type[BaseException], what: str = "") -> None:
+def tell(owner: Any, name: str, *kinds: type[BaseException]) -> None:
     """Put ``told`` around the function ``owner.name``."""
-    setattr(owner, name, told(*kinds, what=what)(getattr(owner, name)))
+    setattr(owner, name, told(*kinds)(getattr(owner, name)))
 
 
 def print_without_traceback() -> None:
