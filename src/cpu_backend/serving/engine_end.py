@@ -76,8 +76,8 @@ def fail_with_engine(module: Any) -> None:
     original = module.serve_http
 
     async def serve_http(app: Any, *args: Any, **kwargs: Any) -> Any:
+        client = app.state.engine_client  # gone when the server has shut down
         rest = await original(app, *args, **kwargs)
-        client = app.state.engine_client
         if client is not None and client.errored and not getattr(client, "_was_stopped", False):
             await rest
             raise EngineEndedError(_how(client))
