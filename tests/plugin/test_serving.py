@@ -141,8 +141,16 @@ def test_constraints_that_are_no_object_are_refused(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "productive"),
-    [("a+", True), ("", True), (r"[^\s\S]", False), (r"a[^\s\S]", False), (r"a[^\s\S]*", True)]
-    + [(r"a|[^\s\S]", True), (r"([^\s\S]b){2,3}", False), (r"([^\s\S]b){0,3}", True)],
+    [
+        ("a+", True),
+        ("", True),
+        (r"[^\s\S]", False),
+        (r"a[^\s\S]", False),
+        (r"a[^\s\S]*", True),
+        (r"a|[^\s\S]", True),
+        (r"([^\s\S]b){2,3}", False),
+        (r"([^\s\S]b){0,3}", True),
+    ],
 )
 def test_patterns_without_a_text_are_found(pattern: str, productive: bool) -> None:
     grammar = xgrammar.Grammar.from_regex(pattern).serialize_json()
