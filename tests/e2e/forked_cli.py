@@ -33,11 +33,15 @@ class Done:
 
     @property
     def sentence(self) -> str:
-        """The one line on the standard error, without its prefixes."""
+        """The last line on the standard error; before it, a loader may show its progress."""
         lines = [line for line in self.err.splitlines() if line.strip()]
-        assert len(lines) == 1, self.err[-4000:]
-        assert "cpu_backend: " in lines[0], lines[0]
-        return lines[0].partition("cpu_backend: ")[2]
+        assert all(self._is_harmless(line) for line in lines[:-1]), self.err[-4000:]
+        assert lines[-1].startswith("cpu_backend: "), lines[-1]
+        return lines[-1].removeprefix("cpu_backend: ")
+
+    @staticmethod
+    def _is_harmless(line: str) -> bool:
+        return "Loading safetensors" in line or "Warning: " in line or line.startswith("  ")
 
 
 @dataclass(frozen=True)

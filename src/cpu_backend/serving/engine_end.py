@@ -47,9 +47,10 @@ def watch(module: Any) -> None:
         sentinels = {process.sentinel: process for process in self.processes}
         while sentinels and not self.manager_stopped.is_set():
             if died := connection.wait(list(sentinels), timeout=POLL_SECONDS):
-                code = sentinels[died[0]].exitcode
-                if code and not self.manager_stopped.is_set():
-                    self.ended = how_it_ended(code)
+                process = sentinels[died[0]]
+                process.join(POLL_SECONDS)  # it closes its files a moment before it has ended
+                if process.exitcode and not self.manager_stopped.is_set():
+                    self.ended = how_it_ended(process.exitcode)
                     _tell_requests(self.ended)
                 break
         original(self)
