@@ -13,15 +13,15 @@
 |                                | in the current folder, and everything else|                   |
 |                                | once more                                 |                   |
 | serve_gguf                     | the host dropped GGUF files in 2026       | it reads them     |
-| _speak_plainly                 | the host answers mistakes with tracebacks | never: manners,   |
+| *_in_a_sentence, engine_start  | the host answers mistakes with tracebacks | never: manners,   |
 |                                | (serving/: arguments, files, addresses,   | not a defect      |
 |                                | engines that do not start)                |                   |
-| _watch_engine                  | the host exits with 0 when its engine was | it fails with it, |
-|                                | killed, logs its death at every stop, and | logs none, asks   |
-|                                | calls one that hangs healthy              | it                |
-| _look_at_requests              | the host answers odd requests with 500,   | it answers 400,   |
-|                                | and compiles a constraint by a library    | compiles by the   |
-|                                | that has not accepted it                  | one that accepts  |
+| engine_end                     | the host exits with 0 when its engine was | it fails with it  |
+|                                | killed, and logs its death at every stop  | and logs no stop  |
+| heartbeat                      | /health calls an engine that hangs well   | it asks it        |
+| requests                       | the host answers odd requests with 500,   | it answers 400,   |
+|                                | and compiles all constraints by the       | compiles each by  |
+|                                | library of the first                      | its own library   |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | end_with_parent                | a killed server leaves its engines behind | they watch it     |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
