@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -61,9 +62,9 @@ class CpuBackendPlatform(CpuPlatform):
     ) -> str:
         """This project's attention; MLA and sparse attention are not supported yet."""
         if attn_selector_config.use_mla or attn_selector_config.use_sparse:
-            raise NotImplementedError(
-                "cpu_backend does not support MLA or sparse attention yet; "
-                "models with full or sliding-window attention are supported."
+            raise ConfigError(
+                "This model needs sparse or multi-head latent attention, which cpu_backend does "
+                "not have yet: choose a model with full or sliding-window attention."
             )
         return ATTENTION
 
@@ -75,13 +76,7 @@ class CpuBackendPlatform(CpuPlatform):
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """The one Triton kernel that serving on the host's V1 runner calls."""
-        from vllm.triton_utils.dispatcher import register_kernels
-
-        from cpu_backend.worker.slot_mapping import compute_slot_mapping
-
-        register_kernels(
-            {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
-        )
+        _replace_triton_kernel()
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -116,6 +111,7 @@ class CpuBackendPlatform(CpuPlatform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Called for every configuration the host builds; each step may run again."""
         ops.load()
+        _check_architecture(vllm_config)
         _set_block_size(vllm_config)
         kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)
@@ -128,6 +124,34 @@ class CpuBackendPlatform(CpuPlatform):
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
         compat.give_engine_time_to_stop()
+
+
+@functools.cache  # the host looks through every module, and does so again for every engine
+def _replace_triton_kernel() -> None:
+    from vllm.triton_utils.dispatcher import register_kernels
+
+    from cpu_backend.worker.slot_mapping import compute_slot_mapping
+
+    register_kernels(
+        {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
+    )
+
+
+def _check_architecture(config: VllmConfig) -> None:
+    """Refuse a model whose kind of layer is missing here, before its weights are read."""
+    model = config.model_config
+    if model is None:
+        return
+    missing = ""
+    if model.use_mla:
+        missing = "multi-head latent attention (MLA)"
+    elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
+        missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
+    if missing:
+        raise ConfigError(
+            f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
+            "choose a model whose layers all attend to keys and values."
+        )
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -1,0 +1,126 @@
+"""Small random models, written as checkpoints: a Spec says what is special about each."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WINDOW = 48  # tokens of a sliding window, less than the longer prompts
+
+# What every model has unless its Spec differs: odd sizes, three query heads per key head, a vocabulary that does not
+# fill the last tile.  Only what a config class knows is passed on to it.
+BASE: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 192,
+    "intermediate_size": 352,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+    "sliding_window": WINDOW,
+    # Mixtures, under each of the names that configs have for these.
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 80,
+    "shared_intermediate_size": 80,
+}
+# Parameters whose values carry a meaning that random numbers would break.
+KEPT = ("A_log", "dt_bias", "D")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One architecture of the host.
+
+    name: the host's, of the class in its registry; models: what people call what it runs; model_type and config:
+    ``transformers``' config class and what differs from BASE.  refused: words of the sentence that refuses it at start;
+    host: words of the exception with which the host itself fails.  selected: runs by default.  note: for the table.
+    """
+
+    name: str
+    models: str
+    model_type: str
+    config: dict[str, Any] = field(default_factory=dict)
+    refused: str = ""
+    host: str = ""
+    selected: bool = False
+    note: str = ""
+    auto: str = "AutoModelForCausalLM"
+
+
+def build(spec: Spec, folder: Path) -> torch.nn.Module:
+    """The model in fp32 with random weights, also written to ``folder``."""
+    import transformers
+
+    config = make_config(spec)
+    torch.manual_seed(20)
+    model = getattr(transformers, spec.auto).from_config(config, dtype=torch.float32).eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    name_architecture(spec, folder)
+    return model  # type: ignore[no-any-return]
+
+
+def make_config(spec: Spec) -> Any:
+    """BASE and the Spec's own as a config of ``transformers``."""
+    from transformers import AutoConfig
+
+    known = AutoConfig.for_model(spec.model_type)
+    names = {*known.to_dict(), *known.attribute_map}
+    base = {name: value for name, value in BASE.items() if name in names}
+    return AutoConfig.for_model(spec.model_type, **{**base, **spec.config})
+
+
+def write_config(spec: Spec, folder: Path) -> None:
+    """The checkpoint without weights, for what is refused before they would be read."""
+    make_config(spec).save_pretrained(folder)
+    name_architecture(spec, folder)
+
+
+def name_architecture(spec: Spec, folder: Path) -> None:
+    """Have the host load its class ``spec.name``, whatever ``transformers`` calls its own."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "architectures": [spec.name]}, indent=1))
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module) -> None:
+    """Weights with which the text depends on the whole prompt, and no bias or norm is idle."""
+    done: set[int] = set()  # tied parameters are one
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in done and name not in KEPT and "Conv" not in _library(module):
+                done.add(id(parameter))
+                _randomize(parameter, module)
+        for name, buffer in module.named_buffers(recurse=False):
+            if name.endswith("bias") and buffer.is_floating_point():  # a router's correction
+                buffer.add_(torch.randn_like(buffer), alpha=0.1)
+
+
+def _library(module: torch.nn.Module) -> str:
+    """The class's name if it is torch's own."""
+    return type(module).__name__ if type(module).__module__.startswith("torch.") else ""
+
+
+def _randomize(parameter: torch.Tensor, module: torch.nn.Module) -> None:
+    noise = torch.randn_like(parameter)
+    if isinstance(module, torch.nn.Embedding):
+        parameter.copy_(noise * 0.7)
+    elif parameter.dim() >= 2:
+        transposed = type(module).__name__ == "Conv1D"  # GPT-2's linear layers
+        fan_in = parameter.shape[0 if transposed else -1]
+        parameter.copy_(noise * (0.9 / math.sqrt(fan_in)))
+    else:
+        parameter.add_(noise, alpha=0.1)

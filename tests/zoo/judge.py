@@ -1,0 +1,91 @@
+"""How answers are judged: against ``transformers`` in fp32, and bit for bit against each other."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.zoo.run import Answer, Failed, Prompt
+
+TIE = 0.02  # standard deviations of the logits below the best: a choice that rounding made
+BF16_FACTOR = 2.0  # our error in bf16 may be so many times that of transformers in bf16
+RIGHT, REFUSED, HOST, WRONG, ENDED = "right", "refused", "host", "wrong", "ended"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row: state, the dtypes and ways that were compared, and what there is to say.
+
+    ``wrong`` and ``ended`` are no outcomes that an architecture may have; their notes say what was seen.
+    """
+
+    state: str
+    note: str = ""
+    dtypes: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    where: str = ""  # a trace, for whoever looks for the cause
+
+
+def failure(failed: Failed, host: str = "") -> Outcome:
+    """What an engine's end means: refused in one sentence of this backend, known of the host, or a defect."""
+    said = f"{failed.kind}: {failed.message}"
+    if failed.kind == "ConfigError" and is_sentence(failed.message):
+        return Outcome(REFUSED, failed.message)
+    state = HOST if host and re.search(host, f"{said}\n{failed.where}") else ENDED
+    return Outcome(state, said.splitlines()[0][:300], where=failed.where)
+
+
+def is_sentence(message: str) -> bool:
+    """One line, one full stop at its end."""
+    return re.fullmatch(r"[^\n]+[^.\s]\.", message) is not None and ". " not in message
+
+
+@torch.no_grad()
+def gaps(model: Any, prompt: Prompt, tokens: Iterable[int]) -> torch.Tensor:
+    """How far each chosen token's logit lies below the best, in standard deviations of the logits
+    that ``model`` gives after the prompt and the tokens before it."""
+    chosen = torch.tensor(list(tokens))
+    logits = model(torch.tensor([[*prompt, *chosen.tolist()]])).logits[0].float()
+    logits = logits[len(prompt) - 1 : -1]
+    own = logits.gather(1, chosen[:, None])[:, 0]
+    result: torch.Tensor = (logits.max(1).values - own) / logits.std(1)
+    return result
+
+
+@torch.no_grad()
+def prompt_logprobs(model: Any, prompt: Prompt) -> torch.Tensor:
+    """Log-probabilities [len(prompt) - 1] of the prompt's tokens from the second on."""
+    ids = torch.tensor([prompt])
+    logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
+    return logprobs.gather(1, ids[0, 1:, None])[:, 0]
+
+
+def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float]:
+    """The errors (root of mean squares over all tokens of the prompts) of ``answers`` and of ``transformers``,
+    both in bf16, against fp32 on the same rounded weights."""
+    half = copy.deepcopy(model).bfloat16()
+    for name, parameter in model.named_parameters():
+        parameter.data = half.get_parameter(name).data.float()
+    exact = torch.cat([prompt_logprobs(model, prompt) for prompt in answers])
+    theirs = torch.cat([prompt_logprobs(half, prompt) for prompt in answers])
+    ours = torch.tensor([value for answer in answers.values() for value in answer.prompt_logprobs])
+    return _rms(ours - exact), _rms(theirs - exact)
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def difference(first: Answer, second: Answer) -> str:
+    """How two answers to one prompt differ, in any bit; empty if they do not."""
+    for step, (a, b) in enumerate(zip(first.tokens, second.tokens, strict=True)):
+        if a != b:
+            return f"token {step} is {b}, not {a}"
+        if first.logprobs[step] != second.logprobs[step]:
+            return f"the log-probabilities of token {step} differ"
+    return ""

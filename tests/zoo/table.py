@@ -1,0 +1,87 @@
+"""The page docs/models.md: which models run, as the zoo found it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.zoo import kinds
+from tests.zoo.build import Spec
+from tests.zoo.judge import HOST, REFUSED, RIGHT, Outcome
+
+HEAD = """\
+# Which models run
+
+Every architecture of the host that `transformers` can build small, with random weights: a few layers, odd sizes, grouped heads,
+windows shorter than the prompts. Made by `python -m tests.zoo --write docs/models.md`; `tests/zoo` says how to add one.
+
+- **right**: in fp32 every token is the one that `transformers` would choose (no further below its best logit than 0.02 standard deviations,
+  which is rounding), however the request came: alone, together with others, in chunks, from the prefix cache, with recorded steps and
+  eager; and all of these agree bit for bit in tokens and log-probabilities. In bf16 the error of a prompt's log-probabilities against
+  fp32 is at most twice that of `transformers` in bf16.
+- **refused**: the server ends at start, before weights are read, with the sentence in the notes.
+- **host**: the host itself cannot run it on a CPU; the notes show what it says.
+"""
+MEANING = {
+    RIGHT: "right",
+    REFUSED: "refused",
+    HOST: "host",
+}
+
+
+def is_defect(outcome: Outcome) -> bool:
+    """Whether an architecture may not have this outcome."""
+    return outcome.state not in MEANING
+
+
+def agrees(spec: Spec, outcome: Outcome) -> bool:
+    """Whether the outcome is the one that the Spec's author found: no model stops running unseen, and none starts
+    to run without being compared."""
+    expected = REFUSED if spec.refused else HOST if spec.host else RIGHT
+    return outcome.state == expected and spec.refused in outcome.note
+
+
+def page(outcomes: dict[str, Outcome]) -> str:
+    """The page in Markdown; ``outcomes`` by name of the architecture."""
+    parts = [HEAD]
+    for kind, module in kinds.KINDS.items():
+        rows = [(spec, outcomes[spec.name]) for spec in module.SPECS if spec.name in outcomes]
+        if rows:
+            parts.append(f"## {kind.capitalize()}\n\n{_summary(rows)}\n\n{_table(rows)}\n")
+            absent = sorted(set(module.registered()) - {spec.name for spec in module.SPECS})
+            if absent:
+                parts.append(
+                    "Not tried, because `transformers` has no class to build or compare them with: "
+                    + ", ".join(f"`{name}`" for name in absent)
+                    + ".\n"
+                )
+    return "\n".join(parts)
+
+
+def _summary(rows: list[tuple[Spec, Outcome]]) -> str:
+    states = [outcome.state for _, outcome in rows]
+    counts = ", ".join(
+        f"{states.count(state)} {state}" for state in sorted(set(states), key=_order)
+    )
+    return f"{len(rows)} architectures: {counts}."
+
+
+def _order(state: str) -> int:
+    return [*MEANING, state].index(state)
+
+
+def _table(rows: Iterable[tuple[Spec, Outcome]]) -> str:
+    lines = [
+        "| model | architecture | state | dtypes | compared | notes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for spec, outcome in sorted(rows, key=lambda row: row[0].models.lower()):
+        cells = (
+            spec.models,
+            f"`{spec.name}`",
+            outcome.state,
+            ", ".join(outcome.dtypes),
+            ", ".join(outcome.compared),
+            outcome.note.replace("|", r"\|"),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

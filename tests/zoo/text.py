@@ -1,0 +1,127 @@
+"""Text generation: each prompt alone, together, in chunks and from the prefix cache; recorded and eager; bf16."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from tests.zoo import judge
+from tests.zoo.build import Spec, build, write_config
+from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.run import Answer, Failed, Prompt, Round, forked, generate
+from tests.zoo.text_specs import SPECS
+
+__all__ = ["SPECS", "examine"]
+
+COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
+LENGTHS = (5, 40, 200, 17, 64, 129)  # beyond the specs' windows (48) and the small chunk
+NEW_TOKENS = 12  # a step is recorded, checked, and only then replayed
+GREEDY = (("max_tokens", NEW_TOKENS), ("logprobs", 3))
+SCORED = (("max_tokens", 1), ("prompt_logprobs", 1))
+
+COMMON = {"max_model_len": 512, "max_num_seqs": 16, "seed": 0, "gpu_memory_utilization": 0.5}
+CHUNKED = {"max_num_batched_tokens": 64, **COMMON}
+ENGINES: dict[str, dict[str, Any]] = {
+    "eager": {"dtype": "float32", "enforce_eager": True, "max_num_batched_tokens": 1024, **COMMON},
+    "recorded": {"dtype": "float32", **CHUNKED},
+    "bf16": {"dtype": "bfloat16", **CHUNKED},
+}
+
+
+def registered() -> list[str]:
+    """The names of the host's classes for text."""
+    from vllm.model_executor.models import registry
+
+    models = {**registry._TEXT_GENERATION_MODELS, **registry._TRANSFORMERS_SUPPORTED_MODELS}
+    return [name for name, (_, cls) in models.items() if "MultiModal" not in cls]
+
+
+def prompts() -> list[Prompt]:
+    """Random tokens of LENGTHS, the same in every run."""
+    generator = random.Random(20)
+    return [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
+
+
+def rounds() -> list[Round]:
+    """Requests of different numbers and lengths, each several times: what memory a step reuses depends on the
+    steps before it."""
+    p = prompts()
+    one, three, six, two = [[x] for x in p[:3]], [p[:3]], [p], [[p[4], p[1]]]
+    sent = [*one, *three, *six, *two, *three, *six, *two, *one, *six, *three, *two, *one]
+    return [Round(tuple(asked), GREEDY) for asked in sent]
+
+
+def examine(spec: Spec, folder: Path) -> Outcome:
+    """Build the model, run every engine, compare.  Runs in a process of its own."""
+    if spec.refused:
+        write_config(spec, folder)  # no weights: it must be refused before they are read
+        try:
+            forked(generate, folder, ENGINES["recorded"], [])
+        except Failed as failed:
+            return judge.failure(failed)
+        return Outcome(ENDED, "started without weights")
+    model = build(spec, folder)
+    scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
+    try:
+        answers = {
+            name: forked(generate, folder, options, rounds() + scored * (name == "bf16"))
+            for name, options in ENGINES.items()
+        }
+    except Failed as failed:
+        return judge.failure(failed, spec.host)
+    return _judge(spec, model, answers)
+
+
+def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Outcome:
+    faults = [*_differences(answers), *_token_faults(model, answers["eager"])]
+    scored = answers["bf16"][len(rounds()) :]
+    by_prompt = {prompt: found[0] for prompt, found in zip(prompts()[:3], scored, strict=True)}
+    ours, theirs = judge.bf16_errors(model, by_prompt)
+    if not ours <= judge.BF16_FACTOR * theirs:
+        faults.append(f"bf16: error {ours:.3g}, transformers' {theirs:.3g}")
+    compared = ("fp32", "bf16"), COMPARED
+    if not faults:
+        return Outcome(RIGHT, spec.note, *compared)
+    if spec.host:
+        return Outcome(HOST, "; ".join(faults), *compared)
+    return Outcome(WRONG, "; ".join(faults), *compared)
+
+
+def _differences(answers: dict[str, list[list[Answer]]]) -> list[str]:
+    """Where answers to one prompt in one dtype are not the same, bit for bit: one line per engine."""
+    faults = []
+    first: dict[tuple[bool, Prompt], Answer] = {}
+    for engine, by_round in answers.items():
+        found = []
+        for number, asked in enumerate(rounds()):
+            for prompt, answer in zip(asked.prompts, by_round[number], strict=True):
+                expected = first.setdefault((engine == "bf16", prompt), answer)
+                different = judge.difference(expected, answer)
+                if different:
+                    among = len(asked.prompts)
+                    found.append(
+                        f"{engine}, round {number}, {len(prompt)} tokens among {among}: {different}"
+                    )
+        if found:
+            faults.append(f"{found[0]} ({len(found)} such answers)")
+    if not any(answer.cached for asked in answers["recorded"] for answer in asked):
+        faults.append("nothing came from the prefix cache")
+    return faults
+
+
+def _token_faults(model: Any, by_round: list[list[Answer]]) -> list[str]:
+    """Tokens that transformers would not choose; a text that does not depend on the prompt proves nothing."""
+    answers = {
+        prompt: answer
+        for asked, found in zip(rounds(), by_round, strict=True)
+        for prompt, answer in zip(asked.prompts, found, strict=True)
+    }
+    faults = []
+    if len({answer.tokens for answer in answers.values()}) < len(answers):
+        faults.append("two prompts have the same answer: the small model is no good test")
+    gaps = {len(p): float(judge.gaps(model, p, a.tokens).max()) for p, a in answers.items()}
+    worst = max(gaps, key=lambda n: gaps[n])
+    if not gaps[worst] < judge.TIE:
+        faults.append(f"{worst} tokens alone: a token {gaps[worst]:.2f} deviations below the best")
+    return faults
