@@ -24,8 +24,8 @@ struct Plan {
   float* workspace;
 };
 
-Plan plan_of(const at::Tensor& metadata) {
-  auto* header = static_cast<int32_t*>(metadata.data_ptr());
+Plan plan_of(const StepTensor& metadata) {
+  auto* header = metadata.data<int32_t>();
   auto* items = reinterpret_cast<AttendItem*>(header + kPlanHeader);
   auto* merges = reinterpret_cast<MergeItem*>(items + header[1]);
   auto* workspace = reinterpret_cast<float*>(merges + header[2]);
@@ -174,10 +174,10 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
   TORCH_CHECK_VALUE(k.heads == key_cache.size(1) && v.heads == k.heads, "the cache holds ",
                     key_cache.size(1), " KV heads, key has ", k.heads, ".");
   typed_data<int64_t>(slot_mapping, "slot_mapping");
-  const auto write = [=](Slice slice) {
-    const int64_t* slots = slot_mapping.const_data_ptr<int64_t>();  // new in every step
-    const WriteKvArgs args{k.data,        k.token_stride, k.head_stride, v.data, v.token_stride,
-                           v.head_stride, cache,          slots,         k.heads};
+  const auto write = [=, slots = StepTensor(slot_mapping)](Slice slice) {
+    const WriteKvArgs args{k.data, k.token_stride,        k.head_stride,
+                           v.data, v.token_stride,        v.head_stride,
+                           cache,  slots.data<int64_t>(), k.heads};
     kernels().write_kv(dtype, args, slice);
   };
   parallel_slices(tokens, row_grain(8 * k.heads * cache.head_dim), write);
@@ -209,7 +209,8 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
       "scheduler_metadata is not a plan of get_scheduler_metadata.");
   TORCH_CHECK_VALUE(*static_cast<const int32_t*>(scheduler_metadata.const_data_ptr()) == kPlanMagic,
                     "scheduler_metadata is not a plan of get_scheduler_metadata.");
-  const Plan first = plan_of(scheduler_metadata);
+  const StepTensor plan(scheduler_metadata);
+  const Plan first = plan_of(plan);
   TORCH_CHECK_VALUE(reinterpret_cast<const char*>(
                         first.workspace + first.partials * partial_floats(cache.head_dim)) <=
                         static_cast<const char*>(scheduler_metadata.const_data_ptr()) +
@@ -236,27 +237,25 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   args.window = static_cast<int>(sliding_window_size);
   args.alibi_slopes = head_values(alibi_slopes, q.heads, "alibi_slopes", slopes);
   args.sinks = head_values(s_aux, q.heads, "s_aux", sinks);
-  // What is new in every step is read through its tensor each time; slopes and sinks may be
-  // conversions that only these closures own.
-  const auto step_args = [=] {
-    (void)slopes, (void)sinks;
+  const auto step_args = [=, blocks = StepTensor(block_table), starts = StepTensor(query_start_loc),
+                          lens = StepTensor(seq_lens)] {
     AttendArgs step = args;
-    step.block_table = block_table.const_data_ptr<int32_t>();
-    step.block_table_stride = block_table.stride(0);
-    step.query_start = query_start_loc.const_data_ptr<int32_t>();
-    step.seq_lens = seq_lens.const_data_ptr<int32_t>();
-    step.partials = plan_of(scheduler_metadata).workspace;
+    step.block_table = blocks.data<int32_t>();
+    step.block_table_stride = blocks.stride(0);
+    step.query_start = starts.data<int32_t>();
+    step.seq_lens = lens.data<int32_t>();
+    step.partials = plan_of(plan).workspace;
     return step;
   };
   const KernelTable& table = kernels();
   const int64_t scratch = table.attend_scratch_floats(cache.head_dim, cache.block_size);
-  parallel_items([=] { return plan_of(scheduler_metadata).num_items; }, scratch,
+  parallel_items([=] { return plan_of(plan).num_items; }, scratch,
                  [=, attend = table.attend](int64_t i, float* buffer) {
-                   attend(dtype, step_args(), plan_of(scheduler_metadata).items[i], buffer);
+                   attend(dtype, step_args(), plan_of(plan).items[i], buffer);
                  });
-  parallel_items([=] { return plan_of(scheduler_metadata).num_merges; }, scratch,
+  parallel_items([=] { return plan_of(plan).num_merges; }, scratch,
                  [=, merge = table.merge_partials](int64_t i, float* buffer) {
-                   merge(dtype, step_args(), plan_of(scheduler_metadata).merges[i], buffer);
+                   merge(dtype, step_args(), plan_of(plan).merges[i], buffer);
                  });
 }
 

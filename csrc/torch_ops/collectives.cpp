@@ -44,7 +44,7 @@ int rank_of(const Group& group, int64_t rank, const char* name) {
 
 // run(lane, slice) over [0, count) elements, each thread in a lane of its own.  Lanes wait only for
 // the same lane of other ranks, so it does not matter how many of them really run at once.  A step
-// recording runs it again later: capture by value.
+// recording runs it again later: capture by value, and flat.
 template <class Run>
 void run_lanes(Group& group, int64_t count, int64_t element_bytes, const Run& run) {
   const int64_t useful = ceil_div(count * element_bytes, kLaneBytes);
@@ -53,14 +53,6 @@ void run_lanes(Group& group, int64_t count, int64_t element_bytes, const Run& ru
     for (int64_t lane = mine.begin; lane < mine.end; ++lane)
       TORCH_CHECK(run(static_cast<int>(lane), split(count, lanes, lane)), group.failure());
   });
-}
-
-// A copy made here would not be made again when a step recording runs.
-at::Tensor dense_of(const at::Tensor& data) {
-  if (data.is_contiguous()) return data;
-  if (StepRecording* recording = StepRecording::current())
-    recording->fail("a collective copies a strided tensor");
-  return data.contiguous();
 }
 
 char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
@@ -94,28 +86,30 @@ std::string join_shm_manager(int64_t handle, const std::string& name) {
 void shm_allreduce(int64_t handle, at::Tensor& data) {
   Group& group = joined_group(handle);
   const DType type = dtype_of(data, "data");
-  const at::Tensor dense = dense_of(data);
+  const at::Tensor dense = data.contiguous();
   const int64_t size = dense.element_size();
-  run_lanes(group, dense.numel(), size, [=, &group](int lane, Slice slice) {
-    return collectives::all_reduce(group, lane, type, bytes_of(dense) + slice.begin * size,
-                                   slice.end - slice.begin);
-  });
+  run_lanes(group, dense.numel(), size,
+            [=, &group, bytes = bytes_of(dense)](int lane, Slice slice) {
+              return collectives::all_reduce(group, lane, type, bytes + slice.begin * size,
+                                             slice.end - slice.begin);
+            });
   if (!dense.is_same(data)) data.copy_(dense);
 }
 
 void shm_all_gather(int64_t handle, const at::Tensor& data, at::Tensor& output) {
   Group& group = joined_group(handle);
-  const at::Tensor dense = dense_of(data);
+  const at::Tensor dense = data.contiguous();
   TORCH_CHECK_TYPE(output.scalar_type() == data.scalar_type(), "output has dtype ",
                    output.scalar_type(), " but data has ", data.scalar_type(), ".");
   TORCH_CHECK_VALUE(output.is_contiguous() && output.numel() == data.numel() * group.size(),
                     "output must be contiguous with ", group.size(), " times the ", data.numel(),
                     " elements of data, its shape is ", output.sizes(), ".");
   const auto total = static_cast<int64_t>(dense.nbytes());
-  run_lanes(group, total, 1, [=, &group](int lane, Slice slice) {
-    return collectives::all_gather(group, lane, bytes_of(dense) + slice.begin,
-                                   slice.end - slice.begin, bytes_of(output) + slice.begin, total);
-  });
+  run_lanes(group, total, 1,
+            [=, &group, from = bytes_of(dense), to = bytes_of(output)](int lane, Slice slice) {
+              return collectives::all_gather(group, lane, from + slice.begin,
+                                             slice.end - slice.begin, to + slice.begin, total);
+            });
 }
 
 void shm_gather(int64_t handle, const at::Tensor& data, const std::optional<Tensors>& outputs,
@@ -123,7 +117,7 @@ void shm_gather(int64_t handle, const at::Tensor& data, const std::optional<Tens
   Group& group = joined_group(handle);
   const bool receiving = dst == group.rank();
   const int to = receiving ? group.rank() : rank_of(group, dst, "dst");
-  const at::Tensor dense = dense_of(data);
+  const at::Tensor dense = data.contiguous();
   std::vector<char*> starts(static_cast<size_t>(group.size()));
   if (receiving) {
     TORCH_CHECK_VALUE(outputs && static_cast<int>(outputs->size()) == group.size(),
@@ -136,7 +130,7 @@ void shm_gather(int64_t handle, const at::Tensor& data, const std::optional<Tens
       starts[static_cast<size_t>(rank)] = bytes_of(output);
     }
   }
-  run_lanes(group, static_cast<int64_t>(dense.nbytes()), 1, [=, &group](int lane, Slice slice) {
+  run_lanes(group, static_cast<int64_t>(dense.nbytes()), 1, [&](int lane, Slice slice) {
     std::vector<char*> at(starts);
     if (receiving)
       for (char*& start : at) start += slice.begin;

@@ -128,7 +128,8 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   const Activation kind = gating_named(activation_name);
   const DType dtype = dtype_of(x, "input");
 
-  auto mixture = std::make_shared<Mixture>();
+  const auto shared = std::make_shared<Mixture>();
+  Mixture* const mixture = shared.get();
   mixture->element_bytes = x.element_size();
   ExpertProducts& first = mixture->gate_up;
   ExpertProducts& second = mixture->down;
@@ -162,6 +163,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   second.common.c = results.data_ptr();
   second.common.c_stride = in.size;
 
+  if (StepRecording* recording = StepRecording::current()) recording->keep(shared);
   parallel_slices(
       1, 1, [=, threads = at::get_num_threads()](Slice) { mixture->route(ids, pairs, threads); });
 

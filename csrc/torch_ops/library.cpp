@@ -142,10 +142,14 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
 
 TORCH_LIBRARY(cpu_backend, m) {
   m.class_<StepRecording>("StepRecording")
-      .def(torch::init<std::vector<at::Tensor>>())
+      .def(torch::init<std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("open", &StepRecording::open)
       .def("close", &StepRecording::close)
       .def("error", [](const c10::intrusive_ptr<StepRecording>& self) { return self->error(); })
+      .def("fail", [](const c10::intrusive_ptr<StepRecording>& self,
+                      const std::string& reason) { self->fail(reason); })
+      .def("fill_with_garbage",
+           [](const c10::intrusive_ptr<StepRecording>& self) { self->fill_with_garbage(); })
       .def("size",
            [](const c10::intrusive_ptr<StepRecording>& self) {
              return static_cast<int64_t>(self->size());
@@ -157,6 +161,12 @@ TORCH_LIBRARY(cpu_backend, m) {
       "linear(Tensor x, int handle, int out_features, Tensor? bias, "
       "bool float_output) -> Tensor");
   m.impl("linear", torch::dispatch(c10::DispatchKey::CPU, linear));
+  m.def("gelu(Tensor! out, Tensor input) -> ()");
+  m.impl("gelu",
+         torch::dispatch(c10::DispatchKey::CPU, activation_op<Activation::kGelu, Gate::kNone>));
+  m.def("silu(Tensor! out, Tensor input) -> ()");
+  m.impl("silu",
+         torch::dispatch(c10::DispatchKey::CPU, activation_op<Activation::kSilu, Gate::kNone>));
   m.def("packed_rows(Tensor ids, int handle) -> Tensor");
   m.impl("packed_rows", torch::dispatch(c10::DispatchKey::CPU, packed_rows));
   m.def("keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()");

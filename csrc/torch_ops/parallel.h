@@ -1,7 +1,8 @@
 // Threads: torch's own OpenMP pool and nothing beside it.
 //
 // The two loops below also leave themselves in the open step recording, if there is one, and are
-// then run again later: what they are given must be captured by value.
+// then run again later: what they are given must be captured by value, and flat, so that the
+// recording finds every pointer in it.
 //
 // The library is compiled with OpenMP but not linked to a runtime of its own: its symbols resolve
 // to the runtime that libtorch_cpu brings, so there can be no second pool (see CMakeLists.txt).
@@ -12,10 +13,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <type_traits>
 
 #include "core/slice.h"
 #include "dispatch/kernel_table.h"
-#include "torch_ops/step_recording.h"
+#include "recording/step_recording.h"
 
 namespace cpu_backend {
 
@@ -24,6 +26,7 @@ const KernelTable& kernels();  // library.cpp
 // f(Slice) over [0, total) in equal parts of at least `grain`.
 template <class F>
 void parallel_slices(int64_t total, int64_t grain, const F& f) {
+  static_assert(std::is_trivially_copyable_v<F>, "a recording looks for pointers in its bytes");
   if (total <= 0) return;
   if (StepRecording* recording = StepRecording::current()) recording->add_rows(total, grain, f);
   at::parallel_for(0, total, grain > 0 ? grain : 1,
@@ -55,6 +58,8 @@ inline float* thread_scratch(int64_t floats) {
 // finds in its caches what it left there, and goes on with the next free one.
 template <class Count, class F>
 void parallel_items(const Count& count, int64_t scratch_floats, const F& f) {
+  static_assert(std::is_trivially_copyable_v<F> && std::is_trivially_copyable_v<Count>,
+                "a recording looks for pointers in their bytes");
   if (StepRecording* recording = StepRecording::current())
     recording->add_items(count, scratch_floats, f);
   const int64_t items = count();

@@ -51,6 +51,11 @@ NUMA = Variable(
     "CPU_BACKEND_NUMA", "", "nodes to assume: CPU lists with | between them, such as 0-3|4-7"
 )
 VISIBLE_MEMORY_NODES = Variable("CPU_VISIBLE_MEMORY_NODES", "", "NUMA nodes to use, as a list")
+CHECK_REPLAY = Variable(
+    "CPU_BACKEND_CHECK_REPLAY",
+    "0",
+    "compare every N-th replayed step with the model's own; 0: none",
+)
 
 ALL = (
     ISA,
@@ -62,7 +67,19 @@ ALL = (
     NUM_OF_RESERVED_CPU,
     NUMA,
     VISIBLE_MEMORY_NODES,
+    CHECK_REPLAY,
 )
+
+
+def check_replay() -> int:
+    """Every how many replayed steps the model's own forward runs as well; 0: never."""
+    text = CHECK_REPLAY.get()
+    if not text.isdecimal():
+        raise ConfigError(
+            f"{CHECK_REPLAY.name}={text} is not a number of steps: give 0 for no checks, or 10 to "
+            "compare every tenth replayed step."
+        )
+    return int(text)
 
 
 def activations() -> str:

@@ -92,6 +92,7 @@ def collect() -> dict[str, Any]:
         "memory_gib": round(status.total / GIB, 2),
         "memory_available_gib": round(status.available / GIB, 2),
         "memory_limited_by": status.limited_by,
+        "servers": Reservations().describe(),
         "environment": {v.name: os.environ[v.name] for v in envs.ALL if v.name in os.environ},
     }
     library = ops.load()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from cpu_backend.errors import ConfigError
 
@@ -182,23 +184,54 @@ def apply_penalties(
     )
 
 
+class _ReadsOutsideOfTorch(TorchFunctionMode):
+    """Tells of methods that hand a tensor's memory to Python, which no dispatcher sees."""
+
+    METHODS = ("numpy", "tolist", "__array__", "untyped_storage", "__dlpack__")
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in self.METHODS:
+            self._tell(f"Tensor.{func.__name__} reads a value back")
+        return func(*args, **(kwargs or {}))
+
+
 class StepRecording:
     """What ran between entering and leaving this context, ready to run again.
 
-    step_data: the tensors that a later step replaces by its own; see
-    ``csrc/torch_ops/step_recording.h``.  Set ``output`` before leaving.
+    step_data: the tensors that a later step replaces by its own; model_memory: those that outlive
+    the recording and stay where they are; see ``csrc/recording/step_recording.h``.  Set ``output``
+    before leaving.
     """
 
-    def __init__(self, step_data: list[torch.Tensor]) -> None:
-        self._native = torch.classes.cpu_backend.StepRecording(step_data)
+    def __init__(
+        self, step_data: list[torch.Tensor], model_memory: list[torch.Tensor] | None = None
+    ) -> None:
+        self._native = torch.classes.cpu_backend.StepRecording(step_data, model_memory or [])
+        self._reads = _ReadsOutsideOfTorch(self.refuse)
         self.output = torch.empty(0)
 
     def __enter__(self) -> StepRecording:
         self._native.open()
+        self._reads.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
+        self._reads.__exit__(*exception)
         self._native.close(self.output)
+
+    def refuse(self, reason: str) -> None:
+        """Make it unusable; the first reason is kept."""
+        self._native.fail(reason)
+
+    def fill_with_garbage(self) -> None:
+        """Overwrite all memory that the recording computes in."""
+        self._native.fill_with_garbage()
 
     @property
     def error(self) -> str:

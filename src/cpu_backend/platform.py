@@ -119,6 +119,7 @@ class CpuBackendPlatform(CpuPlatform):
             use_network_towards(vllm_config.parallel_config.master_addr)
         _check_threads(vllm_config)
         envs.activations()
+        envs.check_replay()
         _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
         _set_compilation(vllm_config)

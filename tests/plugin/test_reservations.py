@@ -158,3 +158,18 @@ def test_nothing_moves_where_every_cpu_computes(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     assert threads.step_aside(here, table=table) == frozenset()
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_note_is_shown_once_and_only_while_its_server_lives(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    table = Reservations(tmp_path)
+    for _ in range(2):
+        table.note("other", "steps are not replayed")
+    table.note("nobody", "lost")
+    [line] = table.describe()
+    assert line == f"process {holder.pid} on CPUs 0-2; steps are not replayed"
+    assert table.taken("mine") == {0, 1, 2}
+    holder.kill()
+    holder.wait()
+    assert table.describe() == []

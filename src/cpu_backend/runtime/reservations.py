@@ -84,6 +84,25 @@ class Reservations:
         except OSError as error:
             logger.debug("cpu_backend: CPUs are not reserved: %s.", error)
 
+    def note(self, server: str, text: str) -> None:
+        """Keep a sentence about ``server`` for ``python -m cpu_backend.info`` to show."""
+        path = self._folder / f"{server}.json"
+        with self.changing(), contextlib.suppress(OSError, ValueError):
+            fields = json.loads(path.read_text())
+            if text not in fields.setdefault("notes", []):
+                fields["notes"].append(text)
+                path.write_text(json.dumps(fields))  # in place: its lock is on this very file
+
+    def describe(self) -> list[str]:
+        """A line for each living server."""
+        lines = []
+        for server in self._read():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                fields = json.loads((self._folder / f"{server}.json").read_text())
+                notes = "".join(f"; {note}" for note in fields.get("notes", []))
+                lines.append(f"process {fields['pid']} on CPUs {fields['computing']}{notes}")
+        return lines
+
     def _read(self) -> dict[str, Reservation]:
         """Server -> reservation, of the living."""
         table = {}

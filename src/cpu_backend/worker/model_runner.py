@@ -14,6 +14,8 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend.attention.backend import StepMetadata
 from cpu_backend.layers.activation import activate_in_linear
+from cpu_backend.runtime.reservations import Reservations
+from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
 from cpu_backend.worker.step_replay import StepReplay
 
@@ -36,7 +38,20 @@ class CPUModelRunner(HostCPUModelRunner):
         if self.lora_config is None:  # adapters add to the projection's own result
             activate_in_linear(self.get_model())
         self.load_seconds = time.perf_counter() - start
-        self.step_replay = StepReplay(_all_ranks_agree) if self._replays_steps() else None
+        self.step_replay = (
+            StepReplay(self._memory, _all_ranks_agree, self._tell)
+            if self._replays_steps()
+            else None
+        )
+
+    def _tell(self, sentence: str) -> None:
+        """Once in the log, and for ``python -m cpu_backend.info`` while the server lives."""
+        logger.info("cpu_backend: %s.", sentence)
+        Reservations().note(self.vllm_config.instance_id, sentence)
+
+    def _memory(self) -> list[torch.Tensor]:
+        """What outlives a step."""
+        return [*model_memory(self.get_model()), *self.kv_caches]
 
     def _replays_steps(self) -> bool:
         """Whether the model's forward is a function of tokens, positions and KV cache alone."""

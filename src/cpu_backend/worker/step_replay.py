@@ -1,8 +1,9 @@
 """Decode steps without Python: the forward pass of a batch size is recorded once, then replayed.
 
-The first forward of ``n`` tokens is recorded while it runs (``csrc/torch_ops/step_recording.h``).
-The second runs both ways, and the replay is only trusted if every bit of its result equals the
-model's own.  From the third on, the recording stands in for the model.
+The first forward of ``n`` tokens is recorded while it runs (``csrc/recording/step_recording.h``).
+A later one with other inputs runs both ways, the replay in memory full of garbage, and the
+recording is trusted only if every bit of its result equals the model's own.  From then on it stands
+in for the model.  Until then, and for good if anything is amiss, the model's own result counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from vllm.logger import init_logger
 
-from cpu_backend import ops
+from cpu_backend import envs, ops
 from cpu_backend.attention.backend import StepMetadata
 
 logger = init_logger("vllm.cpu_backend")
@@ -25,22 +26,34 @@ MAX_TOKENS = 64
 @dataclass
 class _Recorded:
     recording: ops.StepRecording
-    inputs: tuple[int, ...]
+    addresses: tuple[int, ...]
+    inputs: tuple[torch.Tensor, ...]  # copies of what it was recorded with
     trusted: bool = False
 
 
 class StepReplay:
     """The recordings of one model, by number of tokens."""
 
-    def __init__(self, agree: Callable[[bool], bool] = bool) -> None:
-        """``agree``: whether all ranks of a tensor-parallel group say yes.
+    def __init__(
+        self,
+        model_memory: Callable[[], list[torch.Tensor]],
+        agree: Callable[[bool], bool] = bool,
+        tell: Callable[[str], None] = logger.info,
+    ) -> None:
+        """model_memory: the tensors that outlive a step, weights and caches among them; agree:
+        whether all ranks of a tensor-parallel group say yes; tell: where to say why steps are not
+        replayed.
 
         Recording and replaying run the same collectives as the model, but comparing the two runs
         them once more, so ranks must not part ways.
         """
+        self._model_memory = model_memory
         self._agree = agree
+        self._tell = tell
         self._recorded: dict[tuple[int, tuple[bool, ...]], _Recorded] = {}
-        self._enabled = True
+        self._check_every = envs.check_replay()
+        self._replays = 0
+        self.given_up = ""  # why no step of this model is replayed
 
     def run(
         self,
@@ -50,53 +63,87 @@ class StepReplay:
     ) -> torch.Tensor:
         """``forward()``, or what it would return.
 
-        inputs: the tensors that the model reads and the runner keeps in place from step to step;
-        metadata: one per group of attention layers.  The result is valid until the next step.
+        inputs: the tensors that the model reads and the runner keeps in place from step to step,
+        tokens in their last dimension; metadata: one per group of attention layers.  The result is
+        valid until the next step.
         """
-        tokens = inputs[0].shape[0]
+        tokens = inputs[0].shape[-1]
         groups = list(metadata)
-        if not self._enabled or tokens > MAX_TOKENS or not all(map(_is_repeatable, groups)):
+        if (
+            self.given_up
+            or tokens > MAX_TOKENS
+            or not all(_is_repeatable(g, tokens) for g in groups)
+        ):
             return forward()
         key = (tokens, tuple(group.causal for group in groups))
         step_data = [tensor for group in groups for tensor in _tensors(group)]
         addresses = tuple(tensor.data_ptr() for tensor in inputs)
         recorded = self._recorded.get(key)
-        if recorded is None or recorded.inputs != addresses:
-            return self._record(key, forward, addresses, step_data)
+        if recorded is None or recorded.addresses != addresses:
+            return self._record(key, forward, inputs, step_data)
         if recorded.trusted:
-            return recorded.recording.replay(step_data)
-        result = forward()
-        recorded.trusted = self._agree(torch.equal(recorded.recording.replay(step_data), result))
-        if not recorded.trusted:
-            self._give_up("a replayed step differs from the model's own")
-        return result
+            self._replays += 1
+            if not self._check_every or self._replays % self._check_every:
+                return recorded.recording.replay(step_data)
+            return self._compare(recorded, forward, step_data)
+        if not _mostly_differ(inputs, recorded.inputs):
+            return forward()  # would prove little
+        recorded.recording.fill_with_garbage()
+        return self._compare(recorded, forward, step_data)
 
     def _record(
         self,
         key: tuple[int, tuple[bool, ...]],
         forward: Callable[[], torch.Tensor],
-        addresses: tuple[int, ...],
+        inputs: tuple[torch.Tensor, ...],
         step_data: list[torch.Tensor],
     ) -> torch.Tensor:
-        recording = ops.StepRecording(step_data)
+        recording = ops.StepRecording(step_data, [*self._model_memory(), *inputs])
         with recording:
             result = forward()
-            recording.output = result
+            if isinstance(result, torch.Tensor):
+                recording.output = result
+            else:
+                recording.refuse("the model gives something else than one tensor")
         if self._agree(not recording.error):
-            self._recorded[key] = _Recorded(recording, addresses)
+            addresses = tuple(tensor.data_ptr() for tensor in inputs)
+            copies = tuple(tensor.clone() for tensor in inputs)
+            self._recorded[key] = _Recorded(recording, addresses, copies)
         else:
             self._give_up(recording.error or "another rank cannot replay it")
         return result
 
+    def _compare(
+        self,
+        recorded: _Recorded,
+        forward: Callable[[], torch.Tensor],
+        step_data: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """The model's own result, after the replay's has been held against it."""
+        result = forward()
+        equal = _same_bits(recorded.recording.replay(step_data), result)
+        if self._agree(equal):
+            recorded.trusted = True
+        elif recorded.trusted:
+            logger.error("cpu_backend: a replayed step was wrong; the ones before it may be, too.")
+            self._give_up("a replayed step differs from the model's own")
+        else:
+            self._give_up("a replayed step differs from the model's own")
+        return result
+
     def _give_up(self, reason: str) -> None:
         """Stay with the model's own forward: slower, never wrong."""
-        self._enabled = False
+        self.given_up = reason
         self._recorded.clear()
-        logger.info("cpu_backend: steps are not replayed with this model: %s.", reason)
+        self._tell(f"steps are not replayed with this model: {reason}")
 
 
-def _is_repeatable(group: StepMetadata) -> bool:
-    return group.dynamic_causal is None and group.encoder_cache is None
+def _is_repeatable(group: StepMetadata, tokens: int) -> bool:
+    return (
+        group.dynamic_causal is None
+        and group.encoder_cache is None
+        and group.num_actual_tokens == tokens
+    )
 
 
 def _tensors(group: StepMetadata) -> tuple[torch.Tensor, ...]:
@@ -107,3 +154,19 @@ def _tensors(group: StepMetadata) -> tuple[torch.Tensor, ...]:
         group.slot_mapping,
         group.plan,
     )
+
+
+def _mostly_differ(inputs: tuple[torch.Tensor, ...], recorded: tuple[torch.Tensor, ...]) -> bool:
+    """Whether at least half of the tokens are others, or elsewhere, than those recorded."""
+    tokens = inputs[0].shape[-1]
+    differ = torch.zeros(tokens, dtype=torch.bool)
+    for now, then in zip(inputs, recorded, strict=True):
+        differ |= (now != then).view(-1, tokens).any(0)
+    return 2 * int(differ.sum()) >= tokens
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Unlike ``torch.equal``, also where both have the same NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

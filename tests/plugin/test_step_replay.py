@@ -1,0 +1,165 @@
+"""Which steps are recorded, when a recording is believed, and what the engine gets until then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cpu_backend import ops
+from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.worker.model_memory import model_memory
+from cpu_backend.worker.step_replay import MAX_TOKENS, StepReplay
+
+ops.load()
+
+
+class Steps:
+    """Steps of some tokens through a function, with its calls counted."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], tokens: int = 4) -> None:
+        self.ids = torch.zeros(tokens, dtype=torch.int64)
+        self.positions = torch.zeros(tokens, dtype=torch.int64)
+        self.weight = torch.arange(32.0)
+        self.calls = 0
+        self.replay = StepReplay(lambda: [self.weight])
+        self._function = function
+        self._step = 0
+
+    def forward(self) -> torch.Tensor:
+        self.calls += 1
+        return self._function(self.weight[self.ids] + self.positions)
+
+    def __call__(self, *, same: bool = False) -> torch.Tensor:
+        """The next step, with the inputs of the one before or with others; a copy."""
+        if not same:
+            self._step += 1
+            self.ids.copy_((torch.arange(len(self.ids)) * 5 + self._step) % 32)
+            self.positions.fill_(self._step)
+        tokens = len(self.ids)
+        int32 = torch.zeros(tokens + 1, dtype=torch.int32)
+        step = StepMetadata(
+            tokens, int32, int32[:tokens].clone(), int32[None].clone(), self.ids.clone(),
+            torch.zeros(64, dtype=torch.int8), causal=True, dynamic_causal=None, encoder_cache=None,
+        )  # fmt: skip
+        return self.replay.run(self.forward, (self.ids, self.positions), [step]).clone()
+
+    def expected(self) -> torch.Tensor:
+        return self._function(self.weight[self.ids] + self.positions)
+
+
+def test_a_step_is_recorded_compared_and_then_replayed() -> None:
+    steps = Steps(lambda x: (x * 2).exp().softmax(0))
+    for calls in (1, 2, 2, 2):
+        assert torch.equal(steps(), steps.expected())
+        assert steps.calls == calls
+    assert steps.replay.given_up == ""
+
+
+def test_equal_inputs_prove_nothing() -> None:
+    steps = Steps(lambda x: x * 2)
+    steps()
+    for calls in (2, 3):
+        steps(same=True)
+        assert steps.calls == calls
+    steps()  # the comparison
+    steps()
+    assert steps.calls == 4
+
+
+def test_a_result_with_nan_is_as_good_as_any() -> None:
+    steps = Steps(lambda x: (x - x) / (x - x) + x)
+    for _ in range(3):
+        assert steps().isnan().all()
+    assert steps.calls == 2
+
+
+def test_a_counter_in_python_is_found_before_a_result_is_used() -> None:
+    count = 0
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return x * count
+
+    steps = Steps(function)
+    for step in range(1, 6):
+        assert torch.equal(steps(), (steps.weight[steps.ids] + steps.positions) * step)
+    assert steps.replay.given_up == "a replayed step differs from the model's own"
+
+
+def test_a_refused_recording_is_given_up_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Steps(lambda x: x * float(x.sum()))
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            assert torch.equal(steps(), steps.expected())
+    assert "aten::item depends on the data it reads" in steps.replay.given_up
+    assert caplog.text.count("steps are not replayed with this model") == 1
+
+
+def test_an_error_in_mid_recording_leaves_nothing_behind() -> None:
+    fail = True
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        if fail:
+            raise RuntimeError("the model failed")
+        return y + 1
+
+    steps = Steps(function)
+    with pytest.raises(RuntimeError, match="the model failed"):
+        steps()
+    fail = False
+    for _ in range(4):
+        assert torch.equal(steps(), steps.expected())
+    assert steps.replay.given_up == ""
+
+
+def test_large_steps_are_not_recorded() -> None:
+    steps = Steps(lambda x: x * 2, tokens=MAX_TOKENS + 1)
+    for calls in (1, 2, 3):
+        steps()
+        assert steps.calls == calls
+
+
+def test_every_nth_replay_is_compared_on_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CPU_BACKEND_CHECK_REPLAY", "3")
+    factor = 2.0
+    steps = Steps(lambda x: x * factor)
+    for calls in (1, 2, 2, 2, 3, 3):  # record, compare, replay, replay, compare, replay
+        steps()
+        assert steps.calls == calls
+    factor = 3.0  # what a recording cannot see
+    assert torch.equal(steps(), steps.expected() * 2 / 3)
+    assert torch.equal(steps(), steps.expected())
+    assert steps.replay.given_up
+    assert "a replayed step was wrong" in caplog.text
+
+
+def test_model_memory_is_found_where_modules_keep_it() -> None:
+    class Implementation:
+        def __init__(self) -> None:
+            self.slopes = torch.ones(2)
+
+    Implementation.__module__ = "vllm.made_up"
+
+    class Layer(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("table", torch.ones(5))
+            self.impl = Implementation()
+            self.caches = [torch.ones(3), {"other": torch.ones(4)}]
+            self.circle = [self.caches]
+            self.caches.append(self.circle)
+
+    layer = torch.nn.Sequential(Layer(), Layer())
+    found = {tensor.untyped_storage().data_ptr() for tensor in model_memory(layer)}
+    first = layer[0]
+    wanted = [first.weight, first.bias, first.table, first.impl.slopes, first.caches[0]]
+    wanted.append(first.caches[1]["other"])
+    assert {tensor.untyped_storage().data_ptr() for tensor in wanted} < found
+    assert len(found) == 2 * len(wanted)
