@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import compat, info, layers, ops
+from cpu_backend.layers import linear
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
@@ -78,6 +79,11 @@ class CPUWorker(Worker):
                 )
         return info.binding_of(machine, plan, outcome)
 
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load, and pack what the host's layers do not: they ask for it themselves."""
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        linear.pack_plain(self.model_runner.get_model())
+
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
         status = memory.read_memory_status(
@@ -101,8 +107,10 @@ class CPUWorker(Worker):
         return per_request * self.scheduler_config.max_num_seqs
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Allocate the cache and say how it was sized."""
+        """Allocate the cache and say how it was sized; encoders and some classifiers have none."""
         super().initialize_from_config(kv_cache_config)
+        if not kv_cache_config.kv_cache_groups:
+            return
         block_size = self.cache_config.block_size
         tokens = kv_cache_config.num_blocks * block_size
         max_len = self.model_config.max_model_len
