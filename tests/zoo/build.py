@@ -12,8 +12,8 @@ import torch
 
 WINDOW = 48  # tokens of a sliding window, less than the longer prompts
 
-# What every model has unless its Spec differs: odd sizes, three query heads per key head, a vocabulary that does not
-# fill the last tile.  Only what a config class knows is passed on to it.
+# What every model has unless its Spec differs: odd sizes, three query heads per key head, a
+# vocabulary that does not fill the last tile.  Only what a config class knows is passed on to it.
 BASE: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 192,
@@ -28,13 +28,19 @@ BASE: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
     "sliding_window": WINDOW,
-    # Mixtures, under each of the names that configs have for these.
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
+    # Mixtures.  torch's sigmoid has other bits in the tail of a tensor than in its full vectors;
+    # published routers have none: 32 scores fill the widest pair.
+    "num_experts": 32,
+    "num_local_experts": 32,
+    "n_routed_experts": 32,
+    "moe_num_experts": 32,
+    "num_experts_per_tok": 3,
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 80,
     "shared_intermediate_size": 80,
 }
+# Where a config's default is None the model is no mixture.
+MIXTURE = ("num_experts", "moe_intermediate_size")
 # Parameters whose values carry a meaning that random numbers would break.
 KEPT = ("A_log", "dt_bias", "D")
 
@@ -43,9 +49,11 @@ KEPT = ("A_log", "dt_bias", "D")
 class Spec:
     """One architecture of the host.
 
-    name: the host's, of the class in its registry; models: what people call what it runs; model_type and config:
-    ``transformers``' config class and what differs from BASE.  refused: words of the sentence that refuses it at start;
-    host: words of the exception with which the host itself fails.  selected: runs by default.  note: for the table.
+    name: the host's, of the class in its registry; models: what people call what it runs;
+    model_type and config: ``transformers``' config class and what differs from BASE.
+    refused: words of the sentence that refuses it at start; host: of the exception with which the
+    host itself fails (a pattern).  selected: runs by default.  note: for the table.
+    reference: what the config of ``transformers`` has to say to mean what the host does.
     """
 
     name: str
@@ -56,6 +64,7 @@ class Spec:
     host: str = ""
     selected: bool = False
     note: str = ""
+    reference: dict[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
 
 
@@ -69,6 +78,8 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     randomize(model)
     model.save_pretrained(folder)
     name_architecture(spec, folder)
+    for name, value in spec.reference.items():
+        setattr(model.config, name, value)
     return model  # type: ignore[no-any-return]
 
 
@@ -78,7 +89,11 @@ def make_config(spec: Spec) -> Any:
 
     known = AutoConfig.for_model(spec.model_type)
     names = {*known.to_dict(), *known.attribute_map}
-    base = {name: value for name, value in BASE.items() if name in names}
+    base = {
+        name: value
+        for name, value in BASE.items()
+        if name in names and not (name in MIXTURE and getattr(known, name, 0) is None)
+    }
     return AutoConfig.for_model(spec.model_type, **{**base, **spec.config})
 
 
@@ -99,11 +114,14 @@ def name_architecture(spec: Spec, folder: Path) -> None:
 def randomize(model: torch.nn.Module) -> None:
     """Weights with which the text depends on the whole prompt, and no bias or norm is idle."""
     done: set[int] = set()  # tied parameters are one
+    # With a tied head, a large embedding of the last token would outweigh all layers.
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    embedding = 0.05 if tied else 0.7
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in done and name not in KEPT and "Conv" not in _library(module):
                 done.add(id(parameter))
-                _randomize(parameter, module)
+                _randomize(parameter, module, embedding)
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("bias") and buffer.is_floating_point():  # a router's correction
                 buffer.add_(torch.randn_like(buffer), alpha=0.1)
@@ -114,10 +132,10 @@ def _library(module: torch.nn.Module) -> str:
     return type(module).__name__ if type(module).__module__.startswith("torch.") else ""
 
 
-def _randomize(parameter: torch.Tensor, module: torch.nn.Module) -> None:
+def _randomize(parameter: torch.Tensor, module: torch.nn.Module, embedding: float) -> None:
     noise = torch.randn_like(parameter)
     if isinstance(module, torch.nn.Embedding):
-        parameter.copy_(noise * 0.7)
+        parameter.copy_(noise * embedding)
     elif parameter.dim() >= 2:
         transposed = type(module).__name__ == "Conv1D"  # GPT-2's linear layers
         fan_in = parameter.shape[0 if transposed else -1]

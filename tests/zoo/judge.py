@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests.zoo.build import Spec
 from tests.zoo.run import Answer, Failed, Prompt
 
 TIE = 0.02  # standard deviations of the logits below the best: a choice that rounding made
@@ -21,7 +22,8 @@ RIGHT, REFUSED, HOST, WRONG, ENDED = "right", "refused", "host", "wrong", "ended
 class Outcome:
     """A row: state, the dtypes and ways that were compared, and what there is to say.
 
-    ``wrong`` and ``ended`` are no outcomes that an architecture may have; their notes say what was seen.
+    ``wrong`` and ``ended`` are no outcomes that an architecture may have; their notes say what
+    was seen.
     """
 
     state: str
@@ -31,13 +33,16 @@ class Outcome:
     where: str = ""  # a trace, for whoever looks for the cause
 
 
-def failure(failed: Failed, host: str = "") -> Outcome:
-    """What an engine's end means: refused in one sentence of this backend, known of the host, or a defect."""
+def failure(failed: Failed, spec: Spec) -> Outcome:
+    """What an engine's end means: refused in one sentence of this backend, known of the host, or
+    a defect."""
     said = f"{failed.kind}: {failed.message}"
     if failed.kind == "ConfigError" and is_sentence(failed.message):
         return Outcome(REFUSED, failed.message)
-    state = HOST if host and re.search(host, f"{said}\n{failed.where}") else ENDED
-    return Outcome(state, said.splitlines()[0][:300], where=failed.where)
+    words = said.splitlines()[0][:300]
+    if spec.host and re.search(spec.host, f"{said}\n{failed.where}"):
+        return Outcome(HOST, f"{spec.note}: {words}" if spec.note else words, where=failed.where)
+    return Outcome(ENDED, words, where=failed.where)
 
 
 def is_sentence(message: str) -> bool:
@@ -65,9 +70,22 @@ def prompt_logprobs(model: Any, prompt: Prompt) -> torch.Tensor:
     return logprobs.gather(1, ids[0, 1:, None])[:, 0]
 
 
+@torch.no_grad()
+def worst_error(model: Any, answers: dict[Prompt, Answer]) -> float:
+    """The largest error of a prompt's log-probabilities, in standard deviations of its logits."""
+    worst = 0.0
+    for prompt, answer in answers.items():
+        ids = torch.tensor([prompt])
+        logits = model(ids).logits[0, :-1].float()
+        exact = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        error = (torch.tensor(answer.prompt_logprobs) - exact).abs() / logits.std(1)
+        worst = max(worst, float(error.max()))
+    return worst
+
+
 def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float]:
-    """The errors (root of mean squares over all tokens of the prompts) of ``answers`` and of ``transformers``,
-    both in bf16, against fp32 on the same rounded weights."""
+    """The errors (root of mean squares over all tokens of the prompts) of ``answers`` and of
+    ``transformers``, both in bf16, against fp32 on the same rounded weights."""
     half = copy.deepcopy(model).bfloat16()
     for name, parameter in model.named_parameters():
         parameter.data = half.get_parameter(name).data.float()

@@ -1,6 +1,7 @@
-"""Processes of the zoo: what has been imported once is forked for every model, and again for every engine.
+"""Processes of the zoo: what was imported once is forked for every model and every engine.
 
-Nothing here may start torch's thread pool before the fork: a child would wait for threads that it does not have.
+Nothing here may start torch's thread pool before the fork: a child would wait for threads that it
+does not have.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import re
 import signal
 import sys
 import tempfile
@@ -23,8 +23,8 @@ SECONDS = 300  # for one engine, generous on a busy machine: one that hangs must
 
 
 class Failed(Exception):  # noqa: N818 (an outcome, often an expected one)
-    """What ended a forked task: ``kind``, the exception's class or the signal's name; ``where``, its last
-    lines of trace or log."""
+    """What ended a forked task: ``kind``, the exception's class or the signal's name; ``where``,
+    the last lines of its trace or log."""
 
     def __init__(self, kind: str, message: str, where: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -57,7 +57,7 @@ def forked(task: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> An
 
 
 def _in_child(task: Callable[..., Any], args: tuple[Any, ...], log: Any, answer: Any) -> None:
-    """Never returns: the parent's stack, and what it would do on its way out, are not the child's."""
+    """Never returns: what the parent's stack would do on its way out is not the child's."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -100,8 +100,8 @@ def _wait(child: int, seconds: float) -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request got: tokens, for each its most likely log-probabilities in descending order (its own among
-    them), log-probabilities of the prompt's tokens from the second on, and tokens taken from the prefix cache."""
+    """What a request got: tokens, for each the largest log-probabilities in descending order,
+    those of the prompt's tokens from the second on, and how many came from the prefix cache."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[float, ...], ...]
@@ -175,7 +175,7 @@ def prepare() -> None:
     import vllm
     import vllm.entrypoints.llm
     import vllm.model_executor.models.llama
-    import vllm.v1.engine.llm_engine  # noqa: F401
+    import vllm.v1.engine.llm_engine
 
     _ = (transformers.AutoModelForCausalLM, vllm.LLM)
     from vllm.config.logging import LoggingConfig

@@ -1,6 +1,7 @@
 """The zoo's process beside pytest's, which has threads already and may not be forked.
 
-``python -m tests.zoo.server`` answers names of architectures, a line each on stdin, by outcomes as JSON on stdout.
+``python -m tests.zoo.server`` answers names of architectures, a line each on stdin, by outcomes as
+JSON on stdout.
 """
 
 from __future__ import annotations

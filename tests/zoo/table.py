@@ -11,33 +11,35 @@ from tests.zoo.judge import HOST, REFUSED, RIGHT, Outcome
 HEAD = """\
 # Which models run
 
-Every architecture of the host that `transformers` can build small, with random weights: a few layers, odd sizes, grouped heads,
-windows shorter than the prompts. Made by `python -m tests.zoo --write docs/models.md`; `tests/zoo` says how to add one.
+Every architecture of the host that `transformers` can build small, with random weights: a few
+layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
+`python -m tests.zoo --write docs/models.md`; `tests/zoo` says how to add one.
 
-- **right**: in fp32 every token is the one that `transformers` would choose (no further below its best logit than 0.02 standard deviations,
-  which is rounding), however the request came: alone, together with others, in chunks, from the prefix cache, with recorded steps and
-  eager; and all of these agree bit for bit in tokens and log-probabilities. In bf16 the error of a prompt's log-probabilities against
-  fp32 is at most twice that of `transformers` in bf16.
+- **right**: in fp32 every token is the one that `transformers` would choose (no further below its
+  best logit than 0.02 standard deviations, which is rounding), and a prompt's log-probabilities
+  are its own as closely; however the request came: alone, together with others, in chunks, from
+  the prefix cache, with recorded steps and eager, tokens and log-probabilities are the same bit for
+  bit. In bf16 the error of a prompt's log-probabilities against fp32 is at most twice that of
+  `transformers` in bf16.
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.
 - **host**: the host itself cannot run it on a CPU; the notes show what it says.
 """
-MEANING = {
-    RIGHT: "right",
-    REFUSED: "refused",
-    HOST: "host",
-}
+ALLOWED = (RIGHT, REFUSED, HOST)
 
 
 def is_defect(outcome: Outcome) -> bool:
     """Whether an architecture may not have this outcome."""
-    return outcome.state not in MEANING
+    return outcome.state not in ALLOWED
 
 
 def agrees(spec: Spec, outcome: Outcome) -> bool:
-    """Whether the outcome is the one that the Spec's author found: no model stops running unseen, and none starts
-    to run without being compared."""
-    expected = REFUSED if spec.refused else HOST if spec.host else RIGHT
-    return outcome.state == expected and spec.refused in outcome.note
+    """Whether the outcome is the Spec's: no model may stop running, nor start to run without being
+    compared, unseen."""
+    if outcome.state == REFUSED:
+        return bool(spec.refused) and spec.refused in outcome.note
+    if outcome.state == HOST:
+        return bool(spec.host)
+    return outcome.state == RIGHT and not (spec.refused or spec.host)
 
 
 def page(outcomes: dict[str, Outcome]) -> str:
@@ -46,15 +48,17 @@ def page(outcomes: dict[str, Outcome]) -> str:
     for kind, module in kinds.KINDS.items():
         rows = [(spec, outcomes[spec.name]) for spec in module.SPECS if spec.name in outcomes]
         if rows:
-            parts.append(f"## {kind.capitalize()}\n\n{_summary(rows)}\n\n{_table(rows)}\n")
-            absent = sorted(set(module.registered()) - {spec.name for spec in module.SPECS})
-            if absent:
-                parts.append(
-                    "Not tried, because `transformers` has no class to build or compare them with: "
-                    + ", ".join(f"`{name}`" for name in absent)
-                    + ".\n"
-                )
-    return "\n".join(parts)
+            parts += [f"## {kind.capitalize()}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
+            parts.append(_absent(set(module.registered()) - {spec.name for spec in module.SPECS}))
+    return "\n".join(filter(None, parts))
+
+
+def _absent(names: set[str]) -> str:
+    """What the host knows besides."""
+    if not names:
+        return ""
+    quoted = ", ".join(f"`{name}`" for name in sorted(names))
+    return f"Not tried, because `transformers` has no class to build and compare: {quoted}.\n"
 
 
 def _summary(rows: list[tuple[Spec, Outcome]]) -> str:
@@ -66,7 +70,7 @@ def _summary(rows: list[tuple[Spec, Outcome]]) -> str:
 
 
 def _order(state: str) -> int:
-    return [*MEANING, state].index(state)
+    return [*ALLOWED, state].index(state)
 
 
 def _table(rows: Iterable[tuple[Spec, Outcome]]) -> str:

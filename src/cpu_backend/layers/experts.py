@@ -205,3 +205,20 @@ def cpu_experts_first(classes_of: Callable[..., Any]) -> Callable[..., Any]:
         return [CpuExperts] if "CPU" in backend.name else list(classes_of(backend))
 
     return backend_to_kernel_cls
+
+
+def every_score_in_groups(init: Callable[..., None]) -> Callable[..., None]:
+    """A ``CPURouter.__init__`` whose correction bias and sigmoid scores count in every router.
+
+    The host heeds them only where experts are chosen in groups; without groups they are one group.
+    """
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        if self.custom_routing_function is not None or self.use_grouped_topk:
+            return
+        corrected = self.e_score_correction_bias is not None
+        if self.scoring_func == "sigmoid" or (self.scoring_func == "softmax" and corrected):
+            self.use_grouped_topk, self.num_expert_group, self.topk_group = True, 1, 1
+
+    return __init__

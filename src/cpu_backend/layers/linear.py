@@ -80,9 +80,24 @@ def _pack_vocabulary(layer: VocabParallelEmbedding) -> None:
             return
         packed = weight.packed = ops.PackedLinear(weight.detach(), float_output=True)
     layer.cpu_linear = packed
+    if isinstance(layer, ParallelLMHead) and getattr(layer, "bias", None) is not None:
+        layer.cpu_linear = BiasedHead(packed, layer.bias)
     if _only_runs_packed(layer):
         layer.quant_method.embedding = lambda _, ids: packed.rows(ids)
         _free_weight(layer)
+
+
+class BiasedHead:
+    """An output layer with a bias of its own, which not every model of the host passes on."""
+
+    def __init__(self, packed: ops.PackedLinear, bias: torch.Tensor) -> None:
+        self._packed, self._bias = packed, bias
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., hidden] to logits; ``weight`` is not read, ``bias`` is this layer's own."""
+        return self._packed(x, None, self._bias if bias is None else bias)
 
 
 def _embeddings_are_tied() -> bool:

@@ -24,7 +24,7 @@ from cpu_backend.layers import activation, linear
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
-from cpu_backend.runtime.pages import LazyZeros
+from cpu_backend.runtime.pages import LazyZeros, give_back
 from cpu_backend.runtime.plan import Machine
 from cpu_backend.worker.model_runner import CPUModelRunner
 
@@ -176,12 +176,23 @@ class CPUWorker(Worker):
         super().shutdown()
 
     def sleep(self, level: int = 1) -> None:
-        """Refused: there is no second memory to move weights to."""
-        raise RuntimeError("sleep mode is not supported on the CPU; stop the server instead.")
+        """Give the KV cache's pages back; the host has forgotten what they hold.
+
+        Weights stay at every level: they are where the host would move them to.
+        """
+        del level
+        caches = {
+            cache.untyped_storage().data_ptr(): cache for cache in self.model_runner.kv_caches
+        }
+        freed = sum(give_back(cache) for cache in caches.values())
+        logger.info(
+            "cpu_backend: asleep: up to %.2f GiB of KV cache given back, the weights stay.",
+            freed / memory.GIB,
+        )
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Refused like :meth:`sleep`."""
-        raise RuntimeError("sleep mode is not supported on the CPU.")
+        """Nothing to do: pages come when they are used."""
+        del tags
 
 
 def _end_without_the_others(reason: str) -> None:
