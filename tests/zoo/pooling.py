@@ -1,9 +1,10 @@
-"""Embeddings, classes and scores: each prompt alone and with others, fp32 and bf16, against ``transformers``."""
+"""Embeddings, classes and scores: each prompt alone and with others, in fp32 and bf16."""
 
 from __future__ import annotations
 
 import copy
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def _wrong_numbers(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]
     """Answers to prompts alone (the first batches) that transformers would not give."""
     faults = []
     theirs = [expected(model, spec, prompt) for prompt in prompts()]
-    if any(torch.allclose(a, b, atol=1e-3) for a, b in zip(theirs, theirs[1:], strict=False)
-           if a.shape == b.shape):  # fmt: skip
+    same = (a.shape == b.shape and torch.allclose(a, b, atol=1e-3) for a, b in pairwise(theirs))
+    if any(same):
         faults.append("two prompts have the same answer: the small model is no good test")
     for prompt, (mine,), right in zip(prompts(), ours, theirs, strict=False):
         difference = float((mine - right).abs().max())
@@ -137,7 +138,8 @@ def _wrong_numbers(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]
 
 
 def _bf16_faults(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]) -> list[str]:
-    """An error in bf16 of more than twice that of transformers, both against fp32 on the rounded weights."""
+    """Whether the error in bf16 is more than twice that of transformers; both against fp32 on the
+    rounded weights."""
     half = copy.deepcopy(model).bfloat16()
     for name, parameter in model.named_parameters():
         parameter.data = half.get_parameter(name).data.float()

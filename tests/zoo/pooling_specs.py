@@ -10,14 +10,15 @@ from tests.zoo.build import WINDOW, Spec
 
 @dataclass(frozen=True)
 class PoolingSpec(Spec):
-    """auto: ``transformers``' class, which also says the task; pool: the tokens whose states become an embedding."""
+    """auto: ``transformers``' class, which also says the task; pool: the tokens whose states become
+    an embedding."""
 
     auto: str = "AutoModel"
     pool: str = "CLS"
 
 
 SEQUENCE, TOKEN = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
-# transformers 5 leaves out of a configuration what every published checkpoint's has, and the host reads.
+# What the host reads of every published checkpoint, and transformers 5 no longer writes.
 ABSOLUTE = {"position_embedding_type": "absolute"}
 MODERN: dict[str, Any] = {
     "local_attention": WINDOW,

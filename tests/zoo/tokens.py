@@ -1,4 +1,4 @@
-"""A tokenizer made in code: each byte is a token.  Nothing has to be downloaded, and any text can be said."""
+"""A tokenizer made in code, of bytes: nothing has to be downloaded, and any text can be said."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def byte_vocabulary(special: Sequence[str]) -> dict[str, int]:
 
 
 def write_tokenizer(folder: Path, extra: Sequence[str] = (), **options: Any) -> Any:
-    """Leave the tokenizer in ``folder``, with ``extra`` special tokens behind SPECIAL, and return it."""
+    """Leave the tokenizer in ``folder``, ``extra`` special tokens behind SPECIAL; also returned."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
