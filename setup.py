@@ -30,7 +30,9 @@ class CMakeBuild(build_ext):
                 "cpu_backend is built against the torch it will run with: install torch first "
                 "(pip install torch==2.13.0) and use `pip install --no-build-isolation .`"
             )
-        build = Path(self.build_temp).resolve()
+        # Not build_temp, which is a new folder at every `pip install -e`: what has been compiled
+        # for the wheel or an earlier installation is not compiled again.
+        build = ROOT / "build" / "library"
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build.mkdir(parents=True, exist_ok=True)
         configure = [

@@ -15,4 +15,4 @@ site() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib
 site .venv > "$(site "$environment")/host.pth" # behind what is installed in it, editable or not
 "$environment/bin/python" -m pip install -q --disable-pip-version-check --no-build-isolation \
   --no-deps --ignore-installed "${package[@]}"
-"$environment/bin/python" -m pytest -q tests/plugin/test_current_folder.py
+"$environment/bin/python" -m pytest -q -m "not slow" tests/plugin/test_current_folder.py
