@@ -59,7 +59,7 @@ def examine(spec: Spec, folder: Path) -> Outcome:
         try:
             forked(generate, folder, ENGINES["recorded"], [])
         except Failed as failed:
-            return judge.failure(failed, spec)
+            return judge.failure(failed, spec.host, spec.note)
         return Outcome(ENDED, "started without weights")
     model = build(spec, folder)
     scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
@@ -69,7 +69,7 @@ def examine(spec: Spec, folder: Path) -> Outcome:
             for name, options in ENGINES.items()
         }
     except Failed as failed:
-        return judge.failure(failed, spec)
+        return judge.failure(failed, spec.host, spec.note)
     return _judge(spec, model, answers)
 
 
