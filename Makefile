@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # cmake, ninja and the host's own tools come from the environment, not from the system.
-export PATH := $(abspath $(BIN)):$(PATH)
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # The C++ compiler that the user named with CXX, else g++, else clang++.
 COMPILER = $(if $(filter default undefined,$(origin CXX)),$(shell command -v g++ || command -v clang++),$(CXX))
@@ -105,36 +105,65 @@ demo: $(STAMPS)/plugin $(STAMPS)/test  ## start a server, ask one question, show
 
 # ---- checking ----------------------------------------------------------------------------------
 
-.PHONY: test python-test kernel-test wheel-test lint
-test: kernel-test python-test wheel-test  ## run all tests
+# What every part appends its times and skips to; `make test` starts it anew unless it was given one.
+REPORT_FILE := build/test_report.jsonl
+export CPU_BACKEND_TEST_REPORT ?= $(CURDIR)/$(REPORT_FILE)
+REPORT = $(PYTHON) -m tests.report
+export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the Python tests (ARGS= for pytest)
-	@echo "running the Python tests"
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
-	@for isa in $(LOWER_TARGETS); do echo "running the op tests with CPU_BACKEND_ISA=$$isa"; \
-		CPU_BACKEND_ISA=$$isa $(BIN)/python -m pytest -q tests/ops; done
+.PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test slow-test \
+	install-test lint
+test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
+	@$(REPORT) show
 
-# Foreign CPUs run under qemu, x86 CPUs that this one may not be under Bochs, where compilers and
-# emulators are installed; .ci/run installs them.
-KERNEL_PRESETS = native \
-	$(if $(shell command -v aarch64-linux-gnu-g++),qemu-aarch64) \
-	$(if $(shell command -v s390x-linux-gnu-g++),qemu-s390x) \
-	$(if $(and $(filter x86_64,$(shell uname -m)),$(shell command -v bochs-headless)),bochs-x86_64)
+test-all: test test-rest  ## the same and all that is slow or foreign: everything .ci/run tests
+
+test-rest: slow-test foreign-kernel-test install-test
+	@$(REPORT) show
+
+new-report: $(STAMPS)/venv
+	@mkdir -p build; rm -f $(REPORT_FILE)
+
+# $(call python_tests,which,markers)
+python_tests = HF_HUB_OFFLINE=1 $(REPORT) run "Python tests, $(1)" $(BIN)/python -m pytest -m "$(2)" $(ARGS)
+# $(call op_tests,instruction sets): all but what starts processes and sets theirs
+op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$isa" \
+	$(BIN)/python -m pytest -q tests/ops --ignore=tests/ops/test_runtime.py --ignore=tests/ops/test_schemas.py; done
+# The one of the lower instruction sets that most CPUs have.
+USUAL_TARGET = $(firstword $(filter avx2,$(LOWER_TARGETS)) $(LOWER_TARGETS))
+
+python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the quick Python tests (ARGS= for pytest)
+	@$(call python_tests,quick,not slow)
+	@$(call op_tests,$(USUAL_TARGET))
+
+slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the slow Python tests (ARGS= for pytest)
+	@$(call python_tests,slow,slow)
+	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
+
+# $(call kernel_tests,preset,needed tools)
+kernel_tests = $(REPORT) run $(2:%=--needs %) "kernel tests, $(1)" bash -c '$(BIN)/cmake --workflow --preset $(1) \
+	> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }; grep "tests passed" $(STAMPS)/log'
+
 kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel tests
-	@for preset in $(KERNEL_PRESETS); do \
-		echo "building and running the kernel tests: $$preset"; \
-		{ $(BIN)/cmake --preset $$preset && $(BIN)/cmake --build --preset $$preset; } \
-			> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }; \
-		$(BIN)/ctest --preset $$preset -j $$(nproc) --output-on-failure --no-tests=error || exit 1; \
-	done
+	@$(call kernel_tests,native)
 
-# The wheel must install into an environment that has torch and nothing else of this folder.
-wheel-test: $(STAMPS)/plugin  ## build the wheel and load it in a second, clean environment
-	$(call step,building the wheel,$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .)
-	$(call step,installing it beside a fresh torch,{ $(PYTHON) -m venv --clear build/wheel_env && \
-		build/wheel_env/bin/pip install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION) && \
-		build/wheel_env/bin/pip install -q --no-deps build/wheel/*.whl; })
-	@cd build && wheel_env/bin/python -m cpu_backend.info
+# Foreign CPUs run under qemu, x86 CPUs that this one may not be under Bochs.
+foreign-kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel tests on emulated CPUs
+	@$(call kernel_tests,qemu-aarch64,aarch64-linux-gnu-g++ qemu-aarch64-static)
+	@$(call kernel_tests,qemu-s390x,s390x-linux-gnu-g++ qemu-s390x-static)
+	@$(if $(filter x86_64,$(shell uname -m)),$(call kernel_tests,bochs-x86_64,bochs-headless))
+
+# Beside torch and nothing else of this folder; then wherever a command may be given, as a wheel and
+# with `pip install -e`; `pip install .` is what all other tests run on.
+install-test: $(STAMPS)/plugin $(STAMPS)/test  ## install the package in other ways and try it
+	@$(REPORT) run "wheel in a clean environment" bash -c '\
+		rm -rf build/wheel && $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel . && \
+		$(PYTHON) -m venv --clear build/env_clean && \
+		build/env_clean/bin/python -m pip install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION) && \
+		build/env_clean/bin/python -m pip install -q --no-deps build/wheel/*.whl && \
+		build/env_clean/bin/python -m cpu_backend.info'
+	@$(REPORT) run "wheel beside the host" tests/try_installed.sh wheel
+	@$(REPORT) run "pip install -e" tests/try_installed.sh editable
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
@@ -148,7 +177,7 @@ lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 
 .PHONY: clean distclean
 clean:  ## remove what was built; .venv stays and the plugin is built anew next time
-	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
+	@rm -rf build dist src/*.egg-info src/cpu_backend/_ops.so .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean  ## remove .venv as well

@@ -27,6 +27,7 @@ import httpx
 import openai
 
 from cpu_backend.demo_model import DemoModelError, default_dir, make_demo_model
+from cpu_backend.demo_model.__main__ import os_error_sentence
 
 QUESTION = "Which city is the capital of France, and what can I see there?"
 EXPECTED = "Paris"
@@ -45,7 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     try:
-        model = options.model or str(make_demo_model(default_dir()))
+        model = options.model or demo_model()
         with tempfile.TemporaryDirectory(prefix="cpu_backend_demo_") as folder:
             log = Path(folder) / "server.log"
             port = free_port()
@@ -63,6 +64,14 @@ def main() -> int:
         print(f"error: the answer does not name {EXPECTED}", file=sys.stderr)
         return 1
     return 0
+
+
+def demo_model() -> str:
+    """The folder of the demo model, made on first use.  Raises DemoModelError."""
+    try:
+        return str(make_demo_model(default_dir()))
+    except OSError as error:
+        raise DemoModelError(os_error_sentence(error)) from error
 
 
 @contextlib.contextmanager

@@ -1,4 +1,8 @@
-"""Fixtures of all tests.  Nothing is skipped: what a test needs and lacks is an error."""
+"""Fixtures of all tests.
+
+Only what an optional tool is needed for is skipped (tests/tools.py); everything else that a test
+needs and lacks is an error.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,29 @@ import logging
 import os
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from tests import report, tools
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    """The cases as parameters; all but the ``quick`` ones are left to ``make test-all``."""
+    cases = list(cases)
+    assert set(quick) <= set(cases)
+    return [
+        case
+        if case in quick
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -46,3 +68,32 @@ def seeded() -> torch.Generator:
 def pytest_report_header() -> str:
     isa = os.environ.get("CPU_BACKEND_ISA") or "the best"
     return f"instruction set: {isa}; threads: {torch.get_num_threads()}"
+
+
+_skipped: Counter[str] = Counter()  # tests, by the tool they lacked
+_seconds: Counter[str] = Counter()  # by file
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for tool in mark.args:
+            if not tools.is_there(tool):
+                if tools.must_be_there(tool):
+                    pytest.fail(tools.sentence(tool), pytrace=False)
+                _skipped[tool] += 1
+                pytest.skip(tools.sentence(tool))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    start = time.monotonic()
+    result = yield
+    _seconds[item.location[0]] += time.monotonic() - start
+    return result
+
+
+def pytest_sessionfinish() -> None:
+    for tool, tests in _skipped.items():
+        report.add("skip", tool=tool, tests=tests)
+    for name, seconds in _seconds.items():
+        report.add("file", name=name, seconds=seconds)

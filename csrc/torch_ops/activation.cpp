@@ -7,7 +7,8 @@ namespace cpu_backend {
 
 void activation(at::Tensor& out, const at::Tensor& input, Activation kind, Gate gate) {
   check_same_dtype(out, "out", input, "input");
-  const Rows x = rows_of(input, "input");
+  const at::Tensor rows = with_rows(input);
+  const Rows x = rows_of(rows, "input");
   const Rows y = rows_of(out, "out");
   const int64_t factor = gate == Gate::kNone ? 1 : 2;
   TORCH_CHECK_VALUE(x.size == factor * y.size && x.count == y.count, "out has shape ", out.sizes(),

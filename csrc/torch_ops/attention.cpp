@@ -165,8 +165,9 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
   check_same_dtype(value, "value", key, "key");
   const PagedKv cache = cache_view(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale);
   check_cache_dtype(key_cache, cache.type, key, "key");
-  const Heads k = heads_of(key, cache.head_dim, "key");
-  const Heads v = heads_of(value, cache.head_dim, "value");
+  const at::Tensor keys = with_heads(key), values = with_heads(value);
+  const Heads k = heads_of(keys, cache.head_dim, "key");
+  const Heads v = heads_of(values, cache.head_dim, "value");
   const int64_t tokens = slot_mapping.numel();
   TORCH_CHECK_VALUE(k.tokens >= tokens && v.tokens >= tokens, "slot_mapping has ", tokens,
                     " entries for ", k.tokens, " keys and ", v.tokens, " values.");
@@ -194,7 +195,8 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   const PagedKv cache = cache_view(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale);
   check_cache_dtype(key_cache, cache.type, query, "query");
   check_same_dtype(output, "output", query, "query");
-  const Heads q = heads_of(query, cache.head_dim, "query");
+  const at::Tensor queries = with_heads(query);
+  const Heads q = heads_of(queries, cache.head_dim, "query");
   const Heads out = heads_of(output, cache.head_dim, "output");
   TORCH_CHECK_VALUE(out.tokens >= q.tokens && out.heads == q.heads, "output has shape ",
                     output.sizes(), ", which does not fit the query ", query.sizes(), ".");

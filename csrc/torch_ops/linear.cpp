@@ -41,7 +41,8 @@ int64_t pack(const at::Tensor& weight, int64_t n, int64_t k, int64_t n_stride, i
 
 // [..., k] as [tokens, k]; a layout that only a copy can flatten is copied.
 at::Tensor token_rows(const at::Tensor& x) {
-  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
+  if (x.dim() == 2 && is_dense_in_last_dim(x)) return x;
+  return with_rows(x.reshape({-1, x.size(-1)}));
 }
 
 // c = a * weight^T and what `epilogue` says; a [m, k], c [m, columns].

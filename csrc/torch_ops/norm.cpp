@@ -30,7 +30,7 @@ void rms_norm(at::Tensor& out, const at::Tensor& input, const std::optional<at::
   const Rows y = rows_of(out, "out");
   const void* w = weight_data(weight, input, y.size);
   NormArgs args{nullptr, 0, nullptr, 0, w, y.data, y.stride, y.size, static_cast<float>(epsilon)};
-  if (input.dim() == 3 && !input.is_contiguous()) {
+  if (input.dim() == 3 && !input.is_contiguous() && is_dense_in_last_dim(input)) {
     // Heads cut out of a merged projection are strided twice: one token's heads at a time.
     const Heads x = heads_of(input, y.size, "input");
     const int64_t x_step = x.token_stride * input.itemsize();
@@ -46,7 +46,8 @@ void rms_norm(at::Tensor& out, const at::Tensor& input, const std::optional<at::
     });
     return;
   }
-  const Rows x = rows_of(input, "input");
+  const at::Tensor rows = with_rows(input);
+  const Rows x = rows_of(rows, "input");
   args.x = x.data;
   args.x_stride = x.stride;
   run(dtype, args, x.count);
@@ -56,6 +57,13 @@ void fused_add_rms_norm(at::Tensor& input, at::Tensor& residual,
                         const std::optional<at::Tensor>& weight, double epsilon) {
   check_same_dtype(residual, "residual", input, "input");
   check_shape(residual, input.sizes(), "residual");
+  if (!has_rows(input) || !has_rows(residual)) {
+    at::Tensor x = input.contiguous(), r = residual.contiguous();
+    fused_add_rms_norm(x, r, weight, epsilon);
+    input.copy_(x);
+    residual.copy_(r);
+    return;
+  }
   const Rows x = rows_of(input, "input");
   const Rows r = rows_of(residual, "residual");
   const void* w = weight_data(weight, input, x.size);

@@ -16,9 +16,18 @@ void rotary_embedding(const at::Tensor& positions, at::Tensor& query, std::optio
   TORCH_CHECK_VALUE(rotary_dim % 2 == 0 && rope_dim_offset + rotary_dim <= head_size, "rotary_dim ",
                     rotary_dim, " at offset ", rope_dim_offset, " does not fit heads of ",
                     head_size, " channels.");
+  if (!is_dense_in_last_dim(query) || (key && !is_dense_in_last_dim(*key))) {
+    at::Tensor q = query.contiguous();
+    std::optional<at::Tensor> k = key ? std::optional(key->contiguous()) : std::nullopt;
+    rotary_embedding(positions, q, k, head_size, cos_sin_cache, is_neox, rope_dim_offset, inverse);
+    query.copy_(q);
+    if (key) key->copy_(*k);
+    return;
+  }
   const Heads q = heads_of(query, head_size, "query");
   RopeArgs args{};
-  args.positions = typed_data<int64_t>(positions, "positions");
+  const at::Tensor dense_positions = positions.contiguous();
+  args.positions = typed_data<int64_t>(dense_positions, "positions");
   TORCH_CHECK_VALUE(positions.numel() == q.tokens, "positions has ", positions.numel(),
                     " entries for ", q.tokens, " tokens.");
   args.cos_sin = cos_sin_cache.data_ptr();

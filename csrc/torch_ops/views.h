@@ -27,8 +27,12 @@ inline void check_same_dtype(const at::Tensor& a, const char* a_name, const at::
                    " but ", b_name, " has ", b.scalar_type(), "; they must agree.");
 }
 
+inline bool is_dense_in_last_dim(const at::Tensor& tensor) {
+  return tensor.dim() >= 1 && (tensor.size(-1) <= 1 || tensor.stride(-1) == 1);
+}
+
 inline void check_dense_last_dim(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_VALUE(tensor.dim() >= 1 && (tensor.size(-1) <= 1 || tensor.stride(-1) == 1), name,
+  TORCH_CHECK_VALUE(is_dense_in_last_dim(tensor), name,
                     " must be dense in its last dimension, its strides are ", tensor.strides(),
                     ".");
 }
@@ -52,13 +56,22 @@ struct Rows {
   int64_t count, size, stride;
 };
 
+inline bool has_rows(const at::Tensor& tensor) {
+  return tensor.is_contiguous() || (tensor.dim() <= 2 && is_dense_in_last_dim(tensor));
+}
+
+// What an op only reads: the tensor itself, or a copy where rows_of() would refuse its layout.
+inline at::Tensor with_rows(const at::Tensor& tensor) {
+  return has_rows(tensor) ? tensor : tensor.contiguous();
+}
+
 // Leading dimensions are flattened; the result is empty of rows if the tensor is.
 inline Rows rows_of(const at::Tensor& tensor, const char* name) {
   check_dense_last_dim(tensor, name);
   const int64_t size = tensor.size(-1);
   const int64_t count = size == 0 ? 0 : tensor.numel() / size;
   if (tensor.dim() == 1 || tensor.is_contiguous()) return {tensor.data_ptr(), count, size, size};
-  TORCH_CHECK_VALUE(tensor.dim() == 2, name,
+  TORCH_CHECK_VALUE(has_rows(tensor), name,
                     " must be contiguous or a matrix with dense rows, its strides are ",
                     tensor.strides(), ".");
   return {tensor.data_ptr(), count, size, tensor.stride(0)};
@@ -70,6 +83,11 @@ struct Heads {
   int64_t tokens, token_stride, head_stride;
   int heads;
 };
+
+// What an op only reads: the tensor itself, or a copy where heads_of() would refuse its layout.
+inline at::Tensor with_heads(const at::Tensor& tensor) {
+  return is_dense_in_last_dim(tensor) ? tensor : tensor.contiguous();
+}
 
 inline Heads heads_of(const at::Tensor& tensor, int64_t head_dim, const char* name) {
   check_dense_last_dim(tensor, name);

@@ -13,6 +13,15 @@
 |                                | in the current folder, and everything else|                   |
 |                                | once more                                 |                   |
 | serve_gguf                     | the host dropped GGUF files in 2026       | it reads them     |
+| *_in_a_sentence, engine_start  | the host answers mistakes with tracebacks | never: manners,   |
+|                                | (serving/: arguments, files, addresses,   | not a defect      |
+|                                | engines that do not start)                |                   |
+| engine_end                     | the host exits with 0 when its engine was | it fails with it  |
+|                                | killed, and logs its death at every stop  | and logs no stop  |
+| heartbeat                      | /health calls an engine that hangs well   | it asks it        |
+| requests                       | the host answers odd requests with 500,   | it answers 400,   |
+|                                | and compiles all constraints by the       | compiles each by  |
+|                                | library of the first                      | its own library   |
 | replace_in_tree_platform       | VLLM_TARGET_DEVICE=cpu skips all plugins  | it no longer does |
 | end_with_parent                | a killed server leaves its engines behind | they watch it     |
 | give_engine_time_to_stop       | a stopped server kills its engine at once | it waits for it   |
@@ -39,8 +48,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib.abc
-import importlib.util
+import inspect
 import os
 import signal
 import sys
@@ -50,7 +58,15 @@ from collections.abc import Callable
 from typing import Any
 
 from cpu_backend import envs
-from cpu_backend.errors import ConfigError
+from cpu_backend.on_load import when_loaded
+from cpu_backend.serving import (
+    engine_end,
+    engine_start,
+    heartbeat,
+    preflight,
+    requests,
+    sentences,
+)
 
 
 def prepare_process() -> None:
@@ -67,32 +83,9 @@ def prepare_process() -> None:
         del os.environ["CUDA_VISIBLE_DEVICES"]
     accept_fractional_space()
     accept_device_argument()
-    when_loaded("vllm.model_executor.models.registry", inspect_models_here)
-    when_loaded("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker)
-    when_loaded(
-        "vllm.v1.engine.core", lambda m: end_with_parent(m.EngineCoreProc, "run_engine_core")
-    )
-    when_loaded(
-        "vllm.v1.engine.coordinator",
-        lambda m: end_with_parent(m.DPCoordinatorProc, "run_coordinator"),
-    )
-    when_loaded("vllm.v1.engine.core_client", step_aside_when_ready)
-    when_loaded("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues)
-    _print_config_errors()
-
-
-def _print_config_errors() -> None:
-    """A wrong setting ends the process with its one sentence instead of a traceback."""
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, ConfigError):
-            print(f"cpu_backend: {error}", file=sys.stderr)
-        else:
-            previous(kind, error, trace)
-
-    if getattr(previous, "__module__", "") != __name__:
-        sys.excepthook = hook
+    sentences.print_without_traceback()
+    for name, patch in PATCHES:
+        when_loaded(name, patch)
 
 
 def accept_fractional_space() -> None:
@@ -116,37 +109,6 @@ def add_device_argument(parser: Any) -> None:
             default="auto",
             help="Device to compute on. cpu_backend provides the CPU.",
         )
-
-
-def when_loaded(name: str, action: Callable[[Any], None]) -> None:
-    """Run ``action(module)`` on the module ``name``, now or when it will have been imported."""
-    if name in sys.modules:
-        action(sys.modules[name])
-    elif not any(isinstance(f, _PatchOnLoad) and f.name == name for f in sys.meta_path):
-        sys.meta_path.insert(0, _PatchOnLoad(name, action))
-
-
-class _PatchOnLoad(importlib.abc.MetaPathFinder):
-    """Runs ``action(module)`` right after ``name`` has been executed."""
-
-    def __init__(self, name: str, action: Callable[[Any], None]) -> None:
-        self.name = name
-        self._action = action
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != self.name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_patch(module: Any) -> None:
-                execute(module)
-                self._action(module)
-
-            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
-        return spec
 
 
 def accept_device_argument() -> None:
@@ -182,6 +144,7 @@ def _patch_class(cls: Any) -> Any:
     cls.__init__ = _without_device(cls.__init__)
     if cls.__name__ == "EngineArgs":
         cls.add_cli_args = staticmethod(_with_device_argument(cls.add_cli_args))
+        cls.create_engine_config = _after_a_look(cls.create_engine_config)
     return cls
 
 
@@ -200,7 +163,23 @@ def _without_device(init: Callable[..., None]) -> Callable[..., None]:
     def wrapper(self: Any, *args: Any, device: str = "auto", **kwargs: Any) -> None:
         if str(device) not in DEVICES:
             raise ValueError(f"device={device!r} is not available here: choose 'cpu' or 'auto'.")
-        init(self, *args, **serve_gguf(kwargs))
+        for kind in ("model", "tokenizer"):
+            revision = kwargs.get("revision" if kind == "model" else "tokenizer_revision")
+            preflight.look_for(kind, kwargs.get(kind), revision)
+        with sentences.told():
+            init(self, *args, **serve_gguf(kwargs))
+
+    return wrapper
+
+
+def _after_a_look(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
+    """What is wrong with model and settings, found here or by the host, in one sentence."""
+
+    @functools.wraps(create_engine_config)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        preflight.look(self)
+        with sentences.told(*sentences.usual_kinds(), KeyError):
+            return create_engine_config(self, *args, **kwargs)
 
     return wrapper
 
@@ -225,6 +204,39 @@ def inspect_models_here(module: Any) -> None:
         return inspect()
 
     module._run_in_subprocess = run
+
+
+# ---- one sentence --------------------------------------------------------------------------------
+
+
+def check_arguments_in_a_sentence(module: Any) -> None:
+    sentences.tell(module, "validate_parsed_serve_args", *sentences.ARGUMENTS)
+
+
+def take_address_in_a_sentence(module: Any) -> None:
+    """The server's command line and address, which it takes before the model loads."""
+    create_server_socket = module.create_server_socket
+
+    @functools.wraps(create_server_socket)
+    def create(addr: tuple[str, int], *, reuse_port: bool) -> Any:
+        with preflight.address(*addr):
+            return create_server_socket(addr, reuse_port=reuse_port)
+
+    module.create_server_socket = create
+    sentences.tell(module, "setup_server", *sentences.ARGUMENTS)
+
+
+def load_tokenizer_in_a_sentence(module: Any) -> None:
+    """A tokenizer fails with whatever its library raises."""
+    original = module.CachedHfTokenizer.from_pretrained
+
+    def from_pretrained(path: Any, *args: Any, **kwargs: Any) -> Any:
+        before = f"The tokenizer of '{path}' cannot be loaded ("
+        after = "): download it again, or name another by --tokenizer."
+        with sentences.told(Exception, around=(before, after)):
+            return original(path, *args, **kwargs)
+
+    module.CachedHfTokenizer.from_pretrained = staticmethod(from_pretrained)
 
 
 # ---- platform and worker -------------------------------------------------------------------------
@@ -290,6 +302,7 @@ def step_aside_when_ready(module: Any) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        heartbeat.remember_address(self, inspect.signature(original).bind(self, *args, **kwargs))
         _step_aside()
 
     module.AsyncMPClient.__init__ = init
@@ -322,6 +335,14 @@ def unlink_mapped_queues(module: Any) -> None:
 
 
 WATCH_SECONDS = 1.0
+
+
+def engine_ends_with_parent(module: Any) -> None:
+    end_with_parent(module.EngineCoreProc, "run_engine_core")
+
+
+def coordinator_ends_with_parent(module: Any) -> None:
+    end_with_parent(module.DPCoordinatorProc, "run_coordinator")
 
 
 def end_with_parent(owner: Any, name: str) -> None:
@@ -412,3 +433,27 @@ def choose_top_tokens_without_sort() -> None:
     from cpu_backend import ops
 
     topk_topp_sampler.apply_top_k_top_p = ops.keep_top
+
+
+# What is done to the host's modules when they have been imported, each once.
+PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
+    ("vllm.model_executor.models.registry", inspect_models_here),
+    ("vllm.v1.executor.multiproc_executor", leave_binding_to_the_worker),
+    ("vllm.v1.executor.multiproc_executor", engine_start.in_rank),
+    ("vllm.v1.engine.core", engine_ends_with_parent),
+    ("vllm.v1.engine.core", engine_start.in_engine),
+    ("vllm.v1.engine.coordinator", coordinator_ends_with_parent),
+    ("vllm.v1.engine.utils", engine_start.in_server),
+    ("vllm.v1.engine.utils", engine_end.watch),
+    ("vllm.v1.engine.core_client", step_aside_when_ready),
+    ("vllm.v1.engine.async_llm", engine_end.note_orderly_stop),
+    ("vllm.v1.engine.async_llm", heartbeat.ask_before_health),
+    ("vllm.distributed.device_communicators.shm_broadcast", unlink_mapped_queues),
+    ("vllm.entrypoints.launchers.cli_args", check_arguments_in_a_sentence),
+    ("vllm.entrypoints.launchers.launcher", take_address_in_a_sentence),
+    ("vllm.entrypoints.launchers.launcher", engine_end.fail_with_engine),
+    ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
+    ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
+    ("vllm.sampling_params", requests.look_at_constraints),
+    ("vllm.v1.structured_output", requests.compile_as_accepted),
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from cpu_backend.errors import ConfigError
 
@@ -56,6 +57,12 @@ CHECK_REPLAY = Variable(
     "0",
     "compare every N-th replayed step with the model's own; 0: none",
 )
+HEALTH_SECONDS = Variable(
+    "CPU_BACKEND_HEALTH_SECONDS",
+    "30",
+    "/health answers 503 after so long without a sign of life; a step may take 60 times as long",
+)
+TRACEBACK = Variable("CPU_BACKEND_TRACEBACK", "", "1 prints tracebacks in place of one sentence")
 
 ALL = (
     ISA,
@@ -68,6 +75,8 @@ ALL = (
     NUMA,
     VISIBLE_MEMORY_NODES,
     CHECK_REPLAY,
+    HEALTH_SECONDS,
+    TRACEBACK,
 )
 
 
@@ -91,3 +100,31 @@ def activations() -> str:
             "bfloat16, or int8, which is faster on long inputs."
         )
     return kind
+
+
+def user_cache() -> Path:
+    """The folder for what can be made again.  ConfigError where the user has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cpu_backend"
+    except RuntimeError as error:
+        raise ConfigError(
+            "This user has no home folder: set HOME or XDG_CACHE_HOME to a folder that can be "
+            "written."
+        ) from error
+
+
+def health_seconds() -> float:
+    """How long the engine may be silent before it counts as hung."""
+    text = HEALTH_SECONDS.get()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < float("inf"):
+        raise ConfigError(f"{HEALTH_SECONDS.name}={text} is no number of seconds: use 1 or more.")
+    return seconds
+
+
+def wants_traceback() -> bool:
+    """Whether whoever started this process hunts an error."""
+    return TRACEBACK.get() not in ("", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import shlex
@@ -32,6 +33,7 @@ logger = init_logger("vllm.cpu_backend")
 EXECUTOR = "cpu_backend.worker.executor.CPUExecutor"
 WORKER = "cpu_backend.worker.worker.CPUWorker"
 COMMUNICATOR = "cpu_backend.worker.communicator.CPUCommunicator"
+ADAPTERS = "cpu_backend.worker.lora.CPUPunicaWrapper"
 ATTENTION = "cpu_backend.attention.backend.CpuBackendAttention"
 LAYOUT = "cpu_backend_layout"  # key in the host's additional_config
 BLOCK_SIZE = 128  # tokens of a KV page: eight vectors of AVX-512, 16 KiB of bf16 at head size 64
@@ -74,6 +76,16 @@ class CpuBackendPlatform(CpuPlatform):
         return COMMUNICATOR
 
     @classmethod
+    def get_punica_wrapper(cls) -> str:
+        """This project's, which leaves tokens without an adapter alone."""
+        return ADAPTERS
+
+    @classmethod
+    def is_sleep_mode_available(cls) -> bool:
+        """A sleeping server gives the memory of its KV cache back."""
+        return True
+
+    @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """The one Triton kernel that serving on the host's V1 runner calls."""
         _replace_triton_kernel()
@@ -111,6 +123,7 @@ class CpuBackendPlatform(CpuPlatform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Called for every configuration the host builds; each step may run again."""
         ops.load()
+        _refuse_missing_features(vllm_config)
         _check_architecture(vllm_config)
         _set_block_size(vllm_config)
         kv_dtypes.check(vllm_config.cache_config.cache_dtype)
@@ -125,6 +138,37 @@ class CpuBackendPlatform(CpuPlatform):
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
         compat.give_engine_time_to_stop()
+
+
+def _refuse_missing_features(config: VllmConfig) -> None:
+    if config.speculative_config is not None:
+        raise ConfigError(
+            "speculative decoding is not supported on the CPU yet: leave --speculative-config out."
+        )
+    if config.profiler_config.profiler not in (None, "torch"):
+        raise ConfigError(
+            f"the {config.profiler_config.profiler} profiler needs a GPU: "
+            "choose --profiler-config.profiler torch."
+        )
+    library = config.structured_outputs_config.backend
+    if library == "lm-format-enforcer" and not _can_import("lmformatenforcer.integrations.vllm"):
+        raise ConfigError(
+            f"{library} does not load beside this vLLM: choose xgrammar or guidance as the backend "
+            "of --structured-outputs-config."
+        )
+    if config.lora_config is not None and config.model_config.is_moe:
+        raise ConfigError(
+            "LoRA adapters are not supported for mixtures of experts on the CPU yet: "
+            "leave --enable-lora out, or serve a checkpoint that the adapter is merged into."
+        )
+
+
+def _can_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 @functools.cache  # the host looks through every module, and does so again for every engine
@@ -255,7 +299,11 @@ def _set_executor(config: VllmConfig) -> None:
 
 
 def _switch_off_gpu_features(config: VllmConfig) -> None:
-    # The step runs on the scheduler's own thread, so there is nothing to overlap with.
+    if config.scheduler_config.async_scheduling:  # the host's choice, too, where the user has none
+        logger.info(
+            "cpu_backend: async scheduling is off: a step computes on the scheduler's own CPUs, "
+            "which leaves nothing to overlap."
+        )
     config.scheduler_config.async_scheduling = False
     if config.parallel_config.enable_dbo:
         logger.warning("Dual-batch overlap needs a GPU and is switched off.")

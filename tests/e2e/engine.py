@@ -1,4 +1,4 @@
-"""Engines in a process of their own: jobs as lines of JSON on stdin, results as lines on stdout.
+"""Engines in processes of their own: jobs as lines of JSON on stdin, results as lines on stdout.
 
 Job: {"engine": {LLM arguments}, "batches": [[prompt token ids, ...], ...], "sampling": {...}}, or a
 list of such samplings, one per batch.
@@ -8,8 +8,12 @@ Result: per batch and request {"tokens", "logprobs" (of the chosen tokens), "pro
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,17 +22,28 @@ from pathlib import Path
 from typing import Any
 
 MARK = "RESULT "
+FAILED = "FAILED "
 NEW_TOKENS = 12  # generated per prompt where tokens are compared
+# What every engine imports on its way.
+PRELOADED = (
+    "cpu_backend.worker.worker",
+    "transformers.models.auto.processing_auto",
+    "vllm.entrypoints.llm",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.core",
+)
 SECONDS = 600  # for one job, generous: a wedged engine must fail the test
 
 
 class Engines:
-    """One process that makes an engine per job, so that several share its imports."""
+    """A process that has imported the host and forks one more for each job.
+
+    So a job costs no imports, and finds the host as nobody has used it.
+    """
 
     def __init__(self, **environ: str) -> None:
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **environ}
-        env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
+        self._begin = 0  # of the last job's words in it
         self._output: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve())],
@@ -36,21 +51,17 @@ class Engines:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=env,
+            env=_environment(environ),
+            start_new_session=True,
         )
-
-    def __enter__(self) -> Engines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-        self._errors.close()
 
     def run(self, job: dict[str, Any]) -> list[list[Any]]:
         """The results of ``job``; fails with the engine's last words when the process dies."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        limit = threading.Timer(SECONDS, self._process.kill)
+        self._begin = self._errors.seek(0, os.SEEK_END)
+        self._output.clear()
+        limit = threading.Timer(SECONDS, os.killpg, (self._process.pid, signal.SIGKILL))
         limit.start()
         try:
             print(json.dumps(job), file=self._process.stdin, flush=True)
@@ -59,16 +70,44 @@ class Engines:
                 if line.startswith(MARK):
                     results: list[list[Any]] = json.loads(line.removeprefix(MARK))
                     return results
+                if line.startswith(FAILED):
+                    break
                 self._output.append(line)
         finally:
             limit.cancel()
-        self._process.wait()
         raise AssertionError(self.log()[-4000:])
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def log(self) -> str:
-        """What was written beside results until now, by this process and its engines."""
-        self._errors.seek(0)
+        """What was written beside the results of the last job, by this process and its engine."""
+        self._errors.seek(self._begin)
         return "".join(self._output) + self._errors.read().decode(errors="replace")
+
+    def close(self) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+
+# By environment, for all tests of a run: most jobs want the same one, and libraries read theirs
+# when they are loaded.
+_engines: dict[frozenset[tuple[str, str]], Engines] = {}
+MOST_ENGINES = 2  # each keeps half a gigabyte of imported modules
+
+
+def _environment(environ: dict[str, str]) -> dict[str, str]:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **environ}
+    env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    env.pop("PYTEST_CURRENT_TEST", None)
+    return env
+
+
+@atexit.register
+def _close_all() -> None:
+    while _engines:
+        _engines.popitem()[1].close()
 
 
 def run(job: dict[str, Any], **environ: str) -> list[list[Any]]:
@@ -78,29 +117,61 @@ def run(job: dict[str, Any], **environ: str) -> list[list[Any]]:
 
 def run_and_log(job: dict[str, Any], **environ: str) -> tuple[list[list[Any]], str]:
     """The results of one job and what the process wrote beside them."""
-    with Engines(**environ) as engines:
-        return engines.run(job), engines.log()
+    key = frozenset(_environment(environ).items())
+    engines = _engines.pop(key, None)
+    if engines is None or not engines.alive:
+        while len(_engines) >= MOST_ENGINES:
+            _engines.pop(next(iter(_engines))).close()
+        engines = Engines(**environ)
+    _engines[key] = engines  # the last used one is the last to be closed
+    return engines.run(job), engines.log()
+
+
+def run_by(program: list[str], job: dict[str, Any], folder: Path) -> tuple[list[list[Any]], str]:
+    """The same by a process that ``program`` starts, in ``folder``."""
+    command = [*program, sys.executable, str(Path(__file__).resolve())]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environment({}),
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    assert found, done.stderr[-4000:]
+    return json.loads(found[0].removeprefix(MARK)), done.stdout + done.stderr
 
 
 def _main() -> None:
+    for module in PRELOADED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        job = multiprocessing.get_context("fork").Process(target=_run, args=(json.loads(line),))
+        job.start()
+        job.join()
+        if job.exitcode:
+            print(f"\n{FAILED}", flush=True)
+
+
+def _run(job: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
-    for line in sys.stdin:
-        job = json.loads(line)
-        llm = LLM(device="cpu", **job["engine"])
-        results = []
-        for i, batch in enumerate(job["batches"]):
-            prompts = [{"prompt_token_ids": ids} for ids in batch]
-            if job["engine"].get("runner") == "pooling":
-                embedded = llm.embed(prompts, use_tqdm=False)
-                results.append([output.outputs.embedding for output in embedded])
-                continue
-            options = job["sampling"][i] if isinstance(job["sampling"], list) else job["sampling"]
-            sampling = SamplingParams(temperature=0, ignore_eos=True, **options)
-            outputs = llm.generate(prompts, sampling, use_tqdm=False)
-            results.append([_result(output) for output in outputs])
-        llm.llm_engine.engine_core.shutdown()
-        print(f"\n{MARK}{json.dumps(results)}", flush=True)
+    llm = LLM(device="cpu", **job["engine"])
+    results = []
+    for i, batch in enumerate(job["batches"]):
+        prompts = [{"prompt_token_ids": ids} for ids in batch]
+        if job["engine"].get("runner") == "pooling":
+            embedded = llm.embed(prompts, use_tqdm=False)
+            results.append([output.outputs.embedding for output in embedded])
+            continue
+        options = job["sampling"][i] if isinstance(job["sampling"], list) else job["sampling"]
+        sampling = SamplingParams(temperature=0, ignore_eos=True, **options)
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        results.append([_result(output) for output in outputs])
+    llm.llm_engine.engine_core.shutdown()
+    print(f"\n{MARK}{json.dumps(results)}", flush=True)
 
 
 def _result(output: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,9 @@ import openai
 
 from tests.e2e.engine import NEW_TOKENS
 
-VLLM = str(Path(sys.executable).parent / "vllm")
+# The command of this Python's environment, or of one that this one borrows packages from.
+_PLACES = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+VLLM = str(shutil.which("vllm", path=_PLACES))
 START_SECONDS = 300  # generous: a wedged server must fail the test, a slow machine must not
 
 
@@ -41,12 +44,15 @@ class Server:
         self.environ: dict[str, str] = {}
         self._log = log
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._command = [VLLM, "serve", model, "--device", "cpu", *address, *arguments]
+        self.folder: Path | None = None  # to start it in, unless in the current one
+        self.program = [sys.executable, VLLM]
+        self._arguments = ["serve", model, "--device", "cpu", *address, *arguments]
 
     def __enter__(self) -> Server:
         with self._log.open("w") as out:
             self.process = subprocess.Popen(
-                self._command,
+                [*self.program, *self._arguments],
+                cwd=self.folder,
                 stdout=out,
                 stderr=out,
                 env=environment(**self.environ),

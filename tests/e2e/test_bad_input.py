@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.server import VLLM, environment, free_port
+from tests.e2e.forked_cli import Done, Run, run_all
+from tests.e2e.server import environment, free_port
+
+Change = Callable[[Path], None]
 
 # Only configurations are built: no process is started, no weight is read.
 CONFIGURE = """
@@ -88,37 +95,143 @@ def test_wrong_setting_ends_the_process_with_one_line(
     assert words in line
 
 
-def serve(model: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [VLLM, "serve", model, "--port", str(free_port()), *arguments]
-    env = environment(**environ)
-    return subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, timeout=300
-    )
+# ---- the command line ----------------------------------------------------------------------------
 
 
-def test_device_typo_names_the_choices(model_path: str) -> None:
-    done = serve(model_path, "--device", "gpu")
-    assert done.returncode != 0
-    assert "invalid choice: 'gpu'" in done.stdout
+def without(*names: str) -> Change:
+    return lambda folder: [(folder / name).unlink() for name in names] and None
 
 
-def test_missing_model_folder_is_named(tmp_path: Path) -> None:
-    done = serve(str(tmp_path / "nothing"), "--device", "cpu")
-    assert done.returncode != 0
-    assert "nothing" in done.stdout
+def with_config(**changed: Any) -> Change:
+    """config.json with some values changed; None removes one."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | changed
+        kept = {key: value for key, value in config.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(kept))
+
+    return change
 
 
-def test_unsupported_cache_dtype_is_named(model_path: str) -> None:
-    done = serve(model_path, "--device", "cpu", "--kv-cache-dtype", "nvfp4")
-    assert done.returncode != 0
-    assert "--kv-cache-dtype nvfp4 is not supported" in done.stdout
-
-
-def test_truncated_weights_are_refused(model_path: str, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(model_path, model)
-    weights = model / "model.safetensors"
+def truncated(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    original = weights.resolve()
+    weights.unlink()
+    shutil.copy(original, weights)
     os.truncate(weights, weights.stat().st_size // 2)
-    done = serve(str(model), "--device", "cpu", "--max-model-len", "256")
-    assert done.returncode != 0
-    assert "SafetensorError" in done.stdout
+
+
+def text(name: str, content: str) -> Change:
+    return lambda folder: (folder / name).write_text(content) and None
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong, and words of the sentence that says so."""
+
+    words: str
+    change: Change | None = None
+    arguments: tuple[str, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+    program: str = "vllm"
+
+
+ONE_OF_EACH = {
+    "truncated weights": Mistake("model.safetensors' is cut short", truncated),
+    "no config": Mistake("has no config.json", without("config.json")),
+    "no type": Mistake(
+        "Should have a `model_type` key", with_config(model_type=None, architectures=None)
+    ),
+    "unknown architecture": Mistake(
+        "['FooForCausalLM']", with_config(architectures=["FooForCausalLM"])
+    ),
+    "impossible heads": Mistake(
+        "not a multiple of the number of", with_config(num_attention_heads=7)
+    ),
+    "no tokenizer": Mistake("has no tokenizer", without("tokenizer.json", "tokenizer_config.json")),
+    "damaged tokenizer": Mistake("cannot be loaded", text("tokenizer.json", '{"version": "1.0"}')),
+    "unknown scheme": Mistake(
+        "The quantization 'foo' is not known",
+        with_config(quantization_config={"quant_method": "foo"}),
+    ),
+    "more layers than weights": Mistake(
+        "were not initialized from checkpoint", with_config(num_hidden_layers=31)
+    ),
+    "long": Mistake("longer than the 8192 tokens", arguments=("--max-model-len", "999999")),
+    "quantization": Mistake("'foo' is not known", arguments=("--quantization", "foo")),
+    "tokenizer elsewhere": Mistake(
+        "/no/tokenizer' does not exist", arguments=("--tokenizer", "/no/tokenizer")
+    ),
+    "cache dtype": Mistake(
+        "--kv-cache-dtype nvfp4 is not", arguments=("--kv-cache-dtype", "nvfp4")
+    ),
+    "tool parser": Mistake(
+        "invalid tool call parser",
+        arguments=("--enable-auto-tool-choice", "--tool-call-parser", "foo"),
+    ),
+    "reasoning parser": Mistake("parser 'foo' not found", arguments=("--reasoning-parser", "foo")),
+    "start method": Mistake(
+        "VLLM_WORKER_MULTIPROC_METHOD=foo", environ=(("VLLM_WORKER_MULTIPROC_METHOD", "foo"),)
+    ),
+    "server": Mistake("'foo' is not known", arguments=("--quantization", "foo"), program="server"),
+    "LLM": Mistake("longer than the 8192", arguments=("max_model_len=999999",), program="LLM"),
+    "LLM truncated": Mistake("is cut short", truncated, program="LLM"),
+    "LLM dtype": Mistake("dtype", arguments=('dtype="foo"',), program="LLM"),
+}
+PLACES = {
+    "no such folder": ("/no/such/model", "folder '/no/such/model' does not exist"),
+    "no such name": ("no-one/no-model", "neither a folder nor in the cache"),
+}
+
+
+@pytest.fixture(scope="module")
+def endings(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """How each of the mistakes ends, all tried in one process after the imports."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    runs = []
+    for mistake in ONE_OF_EACH.values():
+        model = model_path
+        if mistake.change is not None:
+            model = str(folder / str(len(runs)))
+            shutil.copytree(model_path, model, copy_function=os.symlink)
+            for file in Path(model).glob("*.json"):
+                target = file.resolve()
+                file.unlink()
+                shutil.copy(target, file)
+            mistake.change(Path(model))
+        runs.append(
+            start(model, *mistake.arguments, program=mistake.program, environ=mistake.environ)
+        )
+    runs += [start(model) for model, _ in PLACES.values()]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        runs.append(start(model_path, "--port", str(other.getsockname()[1])))
+        done = run_all(runs, folder)
+    return dict(zip([*ONE_OF_EACH, *PLACES, "port"], done, strict=True))
+
+
+def start(
+    model: str, *arguments: str, program: str = "vllm", environ: tuple[tuple[str, str], ...] = ()
+) -> Run:
+    if program == "LLM":
+        return Run((f"model={json.dumps(model)}", *arguments), program, environ)
+    named = ("serve", model) if program == "vllm" else ("--model", model)
+    port = () if "--port" in arguments else ("--port", str(free_port()))
+    return Run((*named, "--host", "127.0.0.1", *port, *arguments), program, environ)
+
+
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, *PLACES, "port"])
+def test_mistake_ends_the_start_with_one_sentence(endings: dict[str, Done], name: str) -> None:
+    words = {**{name: m.words for name, m in ONE_OF_EACH.items()}, "port": "listens at 127.0.0.1"}
+    words |= {name: said for name, (_, said) in PLACES.items()}
+    done = endings[name]
+    assert done.code == 1, done.err[-4000:]
+    assert words[name] in done.sentence
+    assert "Traceback" not in done.out + done.err
+
+
+def test_device_typo_names_the_choices(model_path: str, tmp_path: Path) -> None:
+    [done] = run_all([start(model_path, "--device", "gpu")], tmp_path)
+    assert done.code == 2
+    assert "invalid choice: 'gpu'" in done.err

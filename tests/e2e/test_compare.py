@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKS = ("decode:8:64", "prompt:16", "batch:2:4:4", "http:2:8:4")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("model_path")
 def test_comparison_of_this_project_with_nobody(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.compare", "--only", "cpu_backend"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.conftest import mostly_slow
 from tests.e2e import engine
 from tests.e2e.conftest import Quantize, greedy_tokens
 from tests.e2e.engine import NEW_TOKENS
@@ -64,7 +65,7 @@ def wanted(mixture: Path, short: list[list[int]]) -> list[list[int]]:
     "options",
     [
         {},
-        {"tensor_parallel_size": 2},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
         {"tensor_parallel_size": 2, "enable_expert_parallel": True},
     ],
     ids=["one rank", "halves of experts", "half of the experts"],
@@ -82,6 +83,7 @@ def test_fp32_tokens_equal_transformers(
     assert [result["tokens"] for [result] in alone] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--enable-expert-parallel"]], ids=["halves", "half"])
 def test_replicas_compute_the_experts_of_each_others_requests(
     options: list[str],
@@ -98,23 +100,22 @@ def test_replicas_compute_the_experts_of_each_others_requests(
 
 
 @pytest.fixture(scope="module")
-def perplexity(mixture: Path) -> Iterator[Callable[..., float]]:
+def perplexity(mixture: Path) -> Callable[..., float]:
     """``perplexity(model, ...)`` of the text."""
     ids = AutoTokenizer.from_pretrained(mixture)(TEXT).input_ids
-    with engine.Engines() as engines:
 
-        def run(model: Path, **options: Any) -> float:
-            job = {
-                "engine": {"model": str(model), "max_model_len": 2048, **options},
-                "batches": [[ids]],
-                "sampling": {"max_tokens": 1, "prompt_logprobs": 0},
-            }
-            [[read]] = engines.run(job)
-            result = math.exp(-torch.tensor(read["prompt_logprobs"]).mean().item())
-            print(f"perplexity {result:.2f}")
-            return result
+    def run(model: Path, **options: Any) -> float:
+        job = {
+            "engine": {"model": str(model), "max_model_len": 2048, **options},
+            "batches": [[ids]],
+            "sampling": {"max_tokens": 1, "prompt_logprobs": 0},
+        }
+        [[read]] = engine.run(job)
+        result = math.exp(-torch.tensor(read["prompt_logprobs"]).mean().item())
+        print(f"perplexity {result:.2f}")
+        return result
 
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def unquantized(mixture: Path, perplexity: Callable[..., float]) -> float:
     return perplexity(mixture, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_slow(SCHEMES, "w8a8", "gptq", "mxfp4"))
 def test_checkpoint_keeps_its_perplexity(
     scheme: str,
     mixture: Path,
@@ -136,7 +137,9 @@ def test_checkpoint_keeps_its_perplexity(
     assert perplexity(model, dtype="bfloat16") <= SCHEMES[scheme] * unquantized
 
 
-@pytest.mark.parametrize(("name", "most"), [("cpu_int8", 1.02), ("cpu_int4", 1.1)])
+@pytest.mark.parametrize(
+    ("name", "most"), mostly_slow([("cpu_int8", 1.02), ("cpu_int4", 1.1)], ("cpu_int4", 1.1))
+)
 def test_quantization_at_load(
     name: str, most: float, mixture: Path, perplexity: Callable[..., float], unquantized: float
 ) -> None:
@@ -144,8 +147,10 @@ def test_quantization_at_load(
 
 
 def test_experts_in_activation_order_are_refused_by_name(
-    mixture: Path, quantize: Quantize, tmp_path: Path
+    model_path: str, quantize: Quantize, tmp_path: Path
 ) -> None:
+    write_even_heads(Path(model_path), tmp_path / "even", layers=1)
+    mixture = write_mixture(tmp_path / "even", tmp_path / "mixture")
     model = quantize("gptq-act-order", mixture, tmp_path / "model")
     job = {
         "engine": {"model": str(model), "max_model_len": 256},
@@ -170,6 +175,7 @@ def test_gpt_oss_is_what_transformers_computes(
     assert perplexity(mxfp4, dtype="bfloat16") == pytest.approx(expected, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_a_gguf_file_says_what_its_dequantized_copy_says(
     gguf_file: Path, mixture: Path, perplexity: Callable[..., float], tmp_path: Path
 ) -> None:

@@ -30,16 +30,15 @@ def answers(
         "mixed": write_mixed(gguf_file, tmp_path_factory.mktemp("mixed") / "mixed.gguf"),
     }
     found = {}
-    with engine.Engines() as engines:
-        for name, model in models.items():
-            job: dict[str, Any] = {
-                "engine": {"model": str(model), "dtype": "float32", "max_model_len": 2048},
-                "batches": [[question], [tokenizer(TEXT).input_ids]],
-                "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
-            }
-            [[said], [read]] = engines.run(job)
-            logprobs = read["prompt_logprobs"]
-            found[name] = said["tokens"], math.exp(-sum(logprobs) / len(logprobs))
+    for name, model in models.items():
+        job: dict[str, Any] = {
+            "engine": {"model": str(model), "dtype": "float32", "max_model_len": 2048},
+            "batches": [[question], [tokenizer(TEXT).input_ids]],
+            "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
+        }
+        [[said], [read]] = engine.run(job)
+        logprobs = read["prompt_logprobs"]
+        found[name] = said["tokens"], math.exp(-sum(logprobs) / len(logprobs))
     return found
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from tests.conftest import mostly_slow
 from tests.e2e import engine
 
 TEXT = (Path(__file__).parent / "alice.txt").read_text()
@@ -64,7 +65,7 @@ def plain(model_path: str) -> Outcome:
     return _run(model_path, "auto")
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", mostly_slow(CACHES, "int8_per_token_head"))
 def test_quantized_cache_keeps_its_perplexity_and_holds_more(
     cache: str, model_path: str, plain: Outcome
 ) -> None:

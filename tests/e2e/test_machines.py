@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +14,9 @@ import pytest
 
 from tests.e2e.even_heads import write_even_heads
 from tests.e2e.server import VLLM, Server, environment, free_port
+from tests.tools import find
+
+pytestmark = pytest.mark.needs("ip", "network namespaces")
 
 FIRST, SECOND = "10.213.7.1", "10.213.7.2"
 SECONDS = 60  # ten of silence, and what a busy machine takes to end
@@ -40,16 +42,13 @@ def second_machine() -> Iterator[list[str]]:
         f"-n {name} link set {wire}b up",
         f"-n {name} link set lo up",
     ]
-    if shutil.which("ip") is None:
-        pytest.skip("needs the command `ip` (iproute2)")
+    ip = str(find("ip"))
     try:
         for command in setup:
-            done = subprocess.run(["ip", *command.split()], capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"needs the right to make network namespaces: {done.stderr.strip()}")
-        yield ["ip", "netns", "exec", name]
+            subprocess.run([ip, *command.split()], check=True)
+        yield [ip, "netns", "exec", name]
     finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run([ip, "netns", "del", name], capture_output=True)
 
 
 @contextlib.contextmanager
@@ -85,7 +84,7 @@ def ends(server: Server) -> bool:
     return server.group() == []
 
 
-@pytest.mark.parametrize("killed", ["first", "second"])
+@pytest.mark.parametrize("killed", ["first", pytest.param("second", marks=pytest.mark.slow)])
 def test_two_machines_give_the_tokens_of_one_and_miss_each_other(
     killed: str,
     even_model: str,

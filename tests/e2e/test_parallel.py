@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,7 @@ def test_two_pipeline_stages_give_the_tokens_of_one_rank(
     assert batched == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "sizes"), [("demo", (3, 1)), ("even", (2, 2))], ids=["tp 3", "tp 2 pp 2"]
 )
@@ -77,6 +77,7 @@ def test_more_ranks_than_cores_give_the_same_tokens(
     assert batched == [expected[i] for i in chosen]
 
 
+@pytest.mark.slow
 def test_16_bit_sums_over_ranks_are_the_same_on_every_run(
     even_model: str, prompts: list[list[int]]
 ) -> None:
@@ -90,12 +91,7 @@ def test_16_bit_sums_over_ranks_are_the_same_on_every_run(
     assert engine.run(job) == engine.run(job)
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[engine.Engines]:
-    with engine.Engines() as process:
-        yield process
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["cpu_int4", "gptq-act-order", "w8a8-static", "gguf"])
 def test_two_ranks_share_quantized_weights(
     scheme: str,
@@ -103,7 +99,6 @@ def test_two_ranks_share_quantized_weights(
     gguf_file: Path,
     quantize: Quantize,
     prompts: list[list[int]],
-    engines: engine.Engines,
     tmp_path: Path,
 ) -> None:
     """Their logprobs are one rank's but for the sums' order and activations rounded to 16 bits."""
@@ -119,7 +114,7 @@ def test_two_ranks_share_quantized_weights(
         else:
             model = quantize(scheme, model, tmp_path / scheme)
     one, two = (
-        engines.run(
+        engine.run(
             {
                 "engine": {"model": str(model), "tensor_parallel_size": ranks, **options},
                 "batches": [[prompts[-2]]],

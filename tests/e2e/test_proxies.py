@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,9 +17,11 @@ import openai
 import pytest
 
 from tests.e2e.server import Server, free_port
+from tests.tools import find
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CONFIGS = {"nginx": "nginx/nginx.conf", "haproxy": "haproxy/haproxy.cfg"}
+NEEDED = {name: pytest.mark.needs(name) for name in CONFIGS}
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ class Proxy:
     def __init__(
         self, name: str, addresses: list[str], folder: Path, *changes: tuple[str, str]
     ) -> None:
-        program = shutil.which(name) or f"/usr/sbin/{name}"
+        program = str(find(name))
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         text = (EXAMPLES / CONFIGS[name]).read_text()
@@ -69,10 +70,10 @@ class Proxy:
         self.process.wait(30)
 
 
-@pytest.fixture(params=CONFIGS)
-def proxy(request: pytest.FixtureRequest, servers: list[Server], tmp_path: Path) -> Iterator[Proxy]:
+@pytest.fixture
+def proxy(name: str, servers: list[Server], tmp_path: Path) -> Iterator[Proxy]:
     addresses = [server.url.removeprefix("http://") for server in servers]
-    running = Proxy(request.param, addresses, tmp_path)
+    running = Proxy(name, addresses, tmp_path)
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -87,6 +88,13 @@ def proxy(request: pytest.FixtureRequest, servers: list[Server], tmp_path: Path)
     running.stop()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("nginx", marks=NEEDED["nginx"]),
+        pytest.param("haproxy", marks=[NEEDED["haproxy"], pytest.mark.slow]),
+    ],
+)
 def test_proxy_spreads_keeps_conversations_streams_and_survives_a_server(
     proxy: Proxy, servers: list[Server]
 ) -> None:
@@ -138,7 +146,7 @@ def test_proxy_spreads_keeps_conversations_streams_and_survives_a_server(
     assert refused.value.response.headers["retry-after"] == "5"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in NEEDED.items()])
 def test_proxy_refuses_what_does_not_fit(name: str, tmp_path: Path) -> None:
     """Two servers that never answer stand for two that are full; two places instead of hundreds."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from tests.conftest import mostly_slow
 from tests.e2e import engine
 from tests.e2e.conftest import Quantize
 
@@ -49,6 +50,8 @@ SCHEMES = {
     "mxfp8": 1.1,
     "mxfp4": 2.0,
 }
+# One of each way of storing: these are in every run.
+QUICK = ("w8a8", "w4a16", "gptq-act-order", "awq", "fp8-deepseek", "mxfp8")
 
 
 @pytest.fixture(scope="session")
@@ -66,15 +69,7 @@ def text(model_path: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[engine.Engines]:
-    with engine.Engines() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def perplexity(
-    model_path: str, question: list[int], text: list[int], engines: engine.Engines
-) -> Callable[..., float]:
+def perplexity(model_path: str, question: list[int], text: list[int]) -> Callable[..., float]:
     """``perplexity(model, ...)`` of the text."""
     tokenizer = AutoTokenizer.from_pretrained(model_path)
 
@@ -89,7 +84,7 @@ def perplexity(
             "batches": [[question], [text]],
             "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
         }
-        [[said], [read]] = engine.run(job, **environ) if environ else engines.run(job)
+        [[said], [read]] = engine.run(job, **(environ or {}))
         result = math.exp(-torch.tensor(read["prompt_logprobs"]).mean().item())
         print(f"perplexity {result:.2f}, says {tokenizer.decode(said['tokens'])!r}")
         return result
@@ -109,7 +104,7 @@ def quantized(model_path: str, tmp_path: Path, quantize: Quantize) -> Callable[[
     return lambda scheme: quantize(scheme, Path(model_path), tmp_path / scheme)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", mostly_slow(SCHEMES, *QUICK))
 def test_checkpoint_keeps_its_perplexity(
     scheme: str,
     quantized: Callable[[str], Path],
@@ -130,6 +125,7 @@ def test_int8_activations_can_be_asked_for(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_dtype_of_activations(
     dtype: str,
@@ -162,7 +158,7 @@ def _failure(model: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", ["cpu_int8", "cpu_int4"])
+@pytest.mark.parametrize("name", mostly_slow(["cpu_int8", "cpu_int4"], "cpu_int8"))
 def test_quantization_at_load(
     name: str, model_path: str, perplexity: Callable[..., float], unquantized: float
 ) -> None:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from tests.e2e import engine
-from tests.e2e.server import environment
 
 HERE = Path(__file__).parent
 
@@ -37,18 +36,6 @@ def test_engine_runs_where_nothing_can_be_bound(
         "batches": [[prompts[3]]],
         "sampling": {"max_tokens": engine.NEW_TOKENS},
     }
-    command = [
-        sys.executable,
-        str(HERE / "restricted.py"),
-        sys.executable,
-        str(HERE / "engine.py"),
-    ]
-    env = environment(VLLM_LOGGING_LEVEL="WARNING")
-    done = subprocess.run(
-        command, input=json.dumps(job), capture_output=True, text=True, env=env, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    [line] = [line for line in done.stdout.splitlines() if line.startswith(engine.MARK)]
-    assert json.loads(line.removeprefix(engine.MARK))[0][0]["tokens"] == expected[3]
-    warnings = [w for w in (done.stdout + done.stderr).splitlines() if "Threads stay unbound" in w]
-    assert len(warnings) == 1
+    [[answer]], log = engine.run_by([sys.executable, str(HERE / "restricted.py")], job, Path.cwd())
+    assert answer["tokens"] == expected[3]
+    assert log.count("Threads stay unbound") == 1

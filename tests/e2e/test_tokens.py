@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import mostly_slow
 from tests.e2e import engine
 from tests.e2e.engine import NEW_TOKENS
 
@@ -60,6 +61,7 @@ def test_fp32_embeddings_equal_transformers(
     torch.testing.assert_close(torch.tensor(ours), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ["scalar"])
 def test_fp32_tokens_do_not_depend_on_the_instruction_set(
     model_path: str, prompts: list[list[int]], expected: list[list[int]], isa: str
@@ -69,7 +71,7 @@ def test_fp32_tokens_do_not_depend_on_the_instruction_set(
     assert _tokens(batched) == [e for e, ids in zip(expected, prompts, strict=True) if ids in short]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", mostly_slow(["bfloat16", "float16"], "bfloat16"))
 def test_16_bit_results_are_batch_invariant_and_as_close_as_transformers(
     model_path: str, prompts: list[list[int]], reference: Any, dtype: str
 ) -> None:

@@ -177,11 +177,13 @@ def run(
     masking: Masking,
     metadata: torch.Tensor | None = None,
     dynamic_causal: torch.Tensor | None = None,
+    channel_stride: int = 1,
 ) -> torch.Tensor:
     """The op's output, from strided rows into strided rows; nothing beside them is written."""
     metadata = plan(case, masking, True, dynamic_causal) if metadata is None else metadata
     tokens, heads, dim = case.query.shape
-    merged = torch.full((tokens, heads + 3, dim), float("nan"), dtype=case.query.dtype)
+    size = (tokens, heads + 3, dim, channel_stride)
+    merged = torch.full(size, float("nan"), dtype=case.query.dtype)[..., 0]
     merged[:, 1 : 1 + heads] = case.query
     buffer = torch.full((tokens + 1, heads + 2, dim + 5), float("nan"), dtype=case.query.dtype)
     out = buffer[:tokens, 1:-1, :dim]

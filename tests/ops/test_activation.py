@@ -67,6 +67,21 @@ def test_activation_accepts_more_dimensions_and_no_tokens(name: str, dtype: torc
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_activation_takes_any_strides(name: str, dtype: torch.dtype) -> None:
+    columns = width(name, 9)
+    values = torch.linspace(-4, 4, 4 * 3 * 6 * columns).to(dtype)
+    for x in (
+        values.view(4 * 3, columns, 6)[..., 1],
+        values.view(6 * columns, 12)[:columns].T,
+        values.view(4, 3, 6, columns)[:, 1:, :4].transpose(0, 2),
+    ):
+        out, dense = (torch.empty((*x.shape[:-1], 9), dtype=dtype) for _ in range(2))
+        op(name)(out, x)
+        op(name)(dense, x.contiguous())
+        assert torch.equal(out, dense)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_activation_keeps_rows_independent(name: str, seeded: torch.Generator) -> None:
     x = torch.randn(300, width(name, 129), generator=seeded)
     together, alone = torch.empty(300, 129), torch.empty(300, 129)

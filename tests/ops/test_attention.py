@@ -58,6 +58,13 @@ def test_attention_of_every_head_and_block_size(
     check(make_case(shape, dtype, seeded), CAUSAL)
 
 
+def test_attention_takes_queries_of_any_strides(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    case = make_case(Shape(*BATCHES["mixed"]), dtype, seeded)
+    assert torch.equal(run(case, CAUSAL, channel_stride=3), run(case, CAUSAL))
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads"),
     [(1, 1), (3, 3), (4, 1), (6, 2), (7, 1), (9, 3), (16, 2), (25, 1), (32, 1)],

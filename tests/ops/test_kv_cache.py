@@ -62,6 +62,15 @@ def test_negative_slots_and_other_slots_stay_untouched(
     assert torch.equal(pages.nan_to_num(7.0), only.nan_to_num(7.0))
 
 
+def test_keys_and_values_may_have_any_strides(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    key, value = torch.randn(2, 6, 2, 32, 3, generator=seeded).to(dtype)[..., 1]
+    pages, dense = (torch.zeros(4, 2, 32, 32, dtype=dtype) for _ in range(2))
+    slots = [3, 17, 5, 40, 2, 63]
+    write(key, value, pages, slots)
+    write(key.contiguous(), value.contiguous(), dense, slots)
+    assert torch.equal(pages, dense)
+
+
 def test_keys_and_values_may_be_views_with_padding_rows(
     dtype: torch.dtype, seeded: torch.Generator
 ) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from cpu_backend.layers.linear import pack_plain
 from cpu_backend.ops import PackedLinear
 from tests.ops.accuracy import assert_accurate, guarded
 from tests.reference.linear import linear
@@ -80,9 +81,15 @@ def test_linear_accepts_any_leading_dimensions(
     assert_accurate(out, linear, x, weight)
 
 
-def test_linear_accepts_strided_batches(dtype: torch.dtype, seeded: torch.Generator) -> None:
-    x, weight = random(dtype, seeded, 3, 4, 50)[:, 1:3, 5:26], random(dtype, seeded, 19, 21)
-    assert_accurate(PackedLinear(weight)(x), linear, x, weight)
+def test_linear_accepts_any_strides(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    weight = random(dtype, seeded, 19, 21)
+    for x in (
+        random(dtype, seeded, 3, 4, 50)[:, 1:3, 5:26],
+        random(dtype, seeded, 21, 5).T,
+        random(dtype, seeded, 5, 21, 4)[..., 2],
+        random(dtype, seeded, 2, 5, 21, 4)[..., 2],
+    ):
+        assert_accurate(PackedLinear(weight)(x), linear, x, weight)
 
 
 @pytest.mark.parametrize(("n", "k"), [(33, 50), (200, 300)])
@@ -247,3 +254,17 @@ def test_rows_outside_the_vocabulary_are_refused() -> None:
             packed.rows(torch.tensor([0, bad]))
     with pytest.raises(TypeError, match="ids has dtype"):
         packed.rows(torch.tensor([1], dtype=torch.int32))
+
+
+def test_plain_linear_modules_multiply_each_row_alike(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(96, 5), torch.nn.Linear(5, 3, bias=False)).to(dtype)
+    x = random(dtype, seeded, 16, 96)
+    expected = model(x)
+    pack_plain(model)
+    together = model(x)
+    torch.testing.assert_close(together, expected)
+    for row in range(16):
+        assert torch.equal(model(x[row]), together[row])
+        assert torch.equal(model(x[row : row + 1]), together[row : row + 1])

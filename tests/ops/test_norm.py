@@ -83,6 +83,37 @@ def test_rms_norm_of_heads_in_a_merged_projection(
     assert_accurate(out, norm, heads, weight)
 
 
+# Layouts that models cut out of larger tensors: one of Gemma 3n's four predictions per token, a
+# transposed matrix, a slice of a four-dimensional tensor.
+LAYOUTS = {
+    "inner stride": lambda x: x.view(6, 32, 4)[:, :, 1],
+    "transposed": lambda x: x.view(32, 24).T,
+    "four dimensions": lambda x: x.view(2, 3, 4, 32)[:, :, 1:3].transpose(1, 2),
+    "inner stride in heads": lambda x: x.view(2, 3, 32, 4)[..., 2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_norms_take_any_strides(layout: str, dtype: torch.dtype, seeded: torch.Generator) -> None:
+    storage = random((768,), dtype, seeded)
+    x = LAYOUTS[layout](storage)
+    weight = random((x.shape[-1],), dtype, seeded)
+    out, dense = torch.empty(x.shape, dtype=dtype), torch.empty(x.shape, dtype=dtype)
+    torch.ops._C.rms_norm(dense, x.contiguous(), weight, EPSILON)
+    torch.ops._C.rms_norm(out, x, weight, EPSILON)
+    assert torch.equal(out, dense)
+
+    residual = LAYOUTS[layout](random((768,), dtype, seeded))
+    expected = x.contiguous(), residual.contiguous()
+    torch.ops._C.fused_add_rms_norm(*expected, weight, EPSILON)
+    before = storage.clone()
+    torch.ops._C.fused_add_rms_norm(x, residual, weight, EPSILON)
+    assert torch.equal(x, expected[0])
+    assert torch.equal(residual, expected[1])
+    LAYOUTS[layout](before).copy_(x)
+    assert torch.equal(storage, before), "nothing beside the rows is written"
+
+
 def test_rms_norm_keeps_rows_independent(dtype: torch.dtype, seeded: torch.Generator) -> None:
     x, weight = random((200, 257), dtype, seeded), random((257,), dtype, seeded)
     together, alone = torch.empty_like(x), torch.empty_like(x)
@@ -110,7 +141,7 @@ def test_norms_refuse_what_they_cannot_do() -> None:
         rms_norm_op(x.double(), x.double(), None, EPSILON)
     with pytest.raises(ValueError, match=r"weight has shape \[7\], expected \[8\]"):
         rms_norm_op(torch.empty_like(x), x, torch.ones(7), EPSILON)
-    with pytest.raises(ValueError, match="input must be dense in its last dimension"):
-        rms_norm_op(torch.empty(8, 2), x.T, None, EPSILON)
+    with pytest.raises(ValueError, match="out must be dense in its last dimension"):
+        rms_norm_op(x.T, torch.ones(8, 2), None, EPSILON)
     with pytest.raises(ValueError, match="residual has shape"):
         fused(x, torch.ones(3, 8), weight, EPSILON)

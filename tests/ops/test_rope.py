@@ -86,6 +86,23 @@ def test_rotary_embedding_of_views_into_a_merged_projection(
 
 
 @STYLES
+def test_rotary_embedding_of_any_strides(
+    neox: bool, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    storage = torch.randn(TOKENS, 4, 32, 3, generator=seeded).to(dtype)
+    query, key = storage[:, :3, :, 1], torch.randn(64, TOKENS, generator=seeded).to(dtype).T
+    dense_query, dense_key, before = query.contiguous(), key.contiguous(), storage.clone()
+    cache = cos_sin_cache(MAX_POSITION, 32).to(dtype)
+    at = torch.randint(0, MAX_POSITION, (TOKENS, 3), generator=seeded)[:, 1]
+    torch.ops._C.rotary_embedding(at.contiguous(), dense_query, dense_key, 32, cache, neox)
+    torch.ops._C.rotary_embedding(at, query, key, 32, cache, neox)
+    assert torch.equal(query, dense_query)
+    assert torch.equal(key, dense_key)
+    before[:, :3, :, 1] = query
+    assert torch.equal(storage, before), "nothing beside the query is written"
+
+
+@STYLES
 def test_rotary_embedding_without_key(
     neox: bool, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:

@@ -292,3 +292,10 @@ def test_default_folder_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_dir() == tmp_path / ".cache" / "cpu_backend" / "SmolLM2-135M-Instruct"
+
+
+def test_user_without_a_home_is_told(monkeypatch, capsys):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987654)  # nobody in the system's list
+    assert "set HOME or XDG_CACHE_HOME" in fails_with(capsys, [])

@@ -177,7 +177,9 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
             "has no tensor 'blk.0.ffn_gate_inp.weight'",
         ),
         (_field("llama.rope.scaling.type", "longrope"), "positions by 'longrope'"),
+        (_field("llama.rope.scaling.type", np.ones(2)), "rope.scaling.type' of another type"),
         (_field("split.count", 3), "one part of several: merge them"),
+        (_field("split.count", np.ones(2, int)), "'split.count' of another type"),
         (_field("tokenizer.ggml.eos_token_id", 1 << 20), "has no token 1048576"),
         (_tensor("blk.1.ffn_up.weight", None), "has no tensor 'blk.1.ffn_up.weight'"),
         (_tensor("token_embd.weight", None), "has no tensor 'token_embd.weight'"),
@@ -191,6 +193,25 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
 def test_models_that_are_not_whole_are_refused(tmp_path: Path, edit: Edit, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read(tmp_path, edit)
+
+
+@pytest.mark.parametrize(
+    "value", [np.ones(2, int), np.ones(0), ["a", "b"], "text", 3, -1.5, True], ids=repr
+)
+def test_any_field_of_another_kind_is_read_or_named(tmp_path: Path, value: Any) -> None:
+    path = write(tmp_path / "model.gguf")
+    keys = [*GgufFile(path).metadata, "split.count", "llama.rope.scaling.type"]
+    for key in [*keys, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"]:
+        file = GgufFile(path)
+        file.metadata[key] = value
+        said = ""
+        try:
+            Checkpoint(file)
+            GgufTokenizer(file).settings(64)
+        except ConfigError as error:
+            said = str(error)
+        assert "\n" not in said
+        assert not said or "model.gguf" in said
 
 
 def test_experts_are_one_tensor_with_a_gate_of_the_type_of_its_up(tmp_path: Path) -> None:
@@ -231,6 +252,8 @@ def test_other_architectures_are_named(tmp_path: Path) -> None:
         (_field("tokenizer.ggml.merges", ["none such"]), "cannot be built"),
         (_field("tokenizer.ggml.tokens", ["a", "a"]), "a token twice"),
         (_field("tokenizer.ggml.token_type", np.ones(3, int)), "3 of 'token_type'"),
+        (_field("tokenizer.ggml.add_bos_token", np.ones(2, int)), "add_bos_token' of another type"),
+        (_field("tokenizer.ggml.bos_token_id", np.ones(2, int)), "bos_token_id' of another type"),
     ],
 )
 def test_tokenizers_that_cannot_be_are_refused(tmp_path: Path, edit: Edit, sentence: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cpu_backend.runtime.pages import give_back, zero_pages
+
 SCRIPT = """
 from pathlib import Path
 import torch
@@ -29,6 +31,23 @@ for made in (inside, outside):
     del made[::2]
     print((before - anonymous_kib()) / (64 << 10))
 """
+
+
+def shared_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssShmem")).split()[1])
+
+
+def test_pages_that_were_given_back_leave_the_process_and_come_again_as_zeros() -> None:
+    size = 32 << 20
+    pages = zero_pages(size)
+    pages.fill_(3)
+    before = shared_kib()
+    assert give_back(pages[100:]) == size  # the storage of a view
+    assert before - shared_kib() == size >> 10
+    assert not pages.any()
+    pages.fill_(5)
+    assert int(pages[-1]) == 5
 
 
 def test_every_second_block_leaves_the_process(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -173,3 +175,43 @@ def test_a_note_is_shown_once_and_only_while_its_server_lives(
     holder.kill()
     holder.wait()
     assert table.describe() == []
+
+
+def hold_as(user: int, folder: Path, cpu: int, pipe: Connection) -> None:
+    """A server of ``user``, who shuts others out: sends what it sees taken, and waits to end."""
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    os.umask(0o077)
+    table, cpus = Reservations(folder), frozenset({cpu})
+    with table.changing():
+        pipe.send(table.taken(str(user)))
+        table.hold(str(user), Reservation(cpus, cpus, frozenset()))
+    pipe.send("held")
+    pipe.recv()
+
+
+@pytest.mark.needs("root")
+def test_servers_of_two_users_see_each_other(tmp_path: Path) -> None:
+    """The folder and its lock are the first one's; a third run finds nothing left to respect."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)  # not by mkdir, which the umask narrows
+    fork = multiprocessing.get_context("fork")
+    servers, seen = [], []
+    for user, cpu in ((1001, 3), (1002, 5)):
+        here, there = fork.Pipe()
+        arguments = (user, shared / "servers", cpu, there)
+        process = fork.Process(target=hold_as, args=arguments)
+        process.start()
+        seen.append(here.recv())
+        assert here.recv() == "held"
+        servers.append((process, here))
+    assert seen == [frozenset(), {3}]
+    assert Reservations(shared / "servers").taken() == {3, 5}
+    for process, here in servers:
+        here.send("end")
+        process.join()
+    assert Reservations(shared / "servers").taken() == frozenset()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import mostly_slow
 from tests.ray_serve.cluster import OPTIONS, Endpoint, Outcome, processes, send_all
 
 REQUESTS = 1000
@@ -50,7 +51,7 @@ def assert_none_lost(outcomes: list[Outcome], tokens: int, killed: bool) -> None
             assert outcome.tokens == tokens, outcome
 
 
-@pytest.mark.parametrize("kill", [kill_a_replica, kill_an_engine])
+@pytest.mark.parametrize("kill", mostly_slow([kill_a_replica, kill_an_engine], kill_an_engine))
 def test_thousand_requests_with_one_replica_killed_midway(
     endpoint: Endpoint, kill: Callable[[], None]
 ) -> None:
@@ -63,6 +64,7 @@ def test_thousand_requests_with_one_replica_killed_midway(
     endpoint.wait_for_replicas(2)  # it comes back
 
 
+@pytest.mark.slow
 def test_stream_of_a_killed_replica_ends_with_an_error_event(endpoint: Endpoint) -> None:
     stream = {**bodies(endpoint.model, 1, 1500)[0], "stream": True}
 
@@ -83,6 +85,7 @@ def test_stream_of_a_killed_replica_ends_with_an_error_event(endpoint: Endpoint)
     endpoint.wait_for_replicas(2)
 
 
+@pytest.mark.slow
 def test_rolling_restart_loses_nothing(endpoint: Endpoint, deploy: Callable[..., Endpoint]) -> None:
     old = set(processes("ray::ServeReplica:default:engine"))
     stop = threading.Event()
@@ -102,6 +105,7 @@ def test_rolling_restart_loses_nothing(endpoint: Endpoint, deploy: Callable[...,
     assert not old & set(processes("ray::ServeReplica:default:engine"))
 
 
+@pytest.mark.slow
 def test_full_application_answers_429_with_retry_after(deploy: Callable[..., Endpoint]) -> None:
     endpoint = deploy(max_ongoing=2, max_waiting=2)
     outcomes = asyncio.run(send_all(endpoint, bodies(endpoint.model, 40, 32), 40, {}))
@@ -116,6 +120,7 @@ def test_full_application_answers_429_with_retry_after(deploy: Callable[..., End
     assert f'cpu_backend_gateway_refused_total{{status="429"}} {len(refused)}.0' in counted
 
 
+@pytest.mark.slow
 def test_nobody_there_is_503_in_time(deploy: Callable[..., Endpoint]) -> None:
     endpoint = deploy(waiting_seconds=3)
     start = time.monotonic()

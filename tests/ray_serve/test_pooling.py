@@ -9,6 +9,7 @@ import pytest
 from tests.ray_serve.cluster import OPTIONS, Endpoint
 
 
+@pytest.mark.slow
 def test_embeddings(deploy: Callable[..., Endpoint]) -> None:
     endpoint = deploy(options=f"{OPTIONS} --runner pooling")
     texts = ["A cat sat on the mat.", "A kitten lay on the rug.", "Shares fell on Monday."]

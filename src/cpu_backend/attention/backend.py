@@ -98,12 +98,14 @@ class CpuBackendAttention(AttentionBackend):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class StepMetadata:
     """One step's attention over one group of layers; tensors are the host's, not copies.
 
     query_start_loc [requests + 1], seq_lens [requests] and block_table [requests, pages] int32,
     slot_mapping [tokens] int64; plan: the opaque work list of ``_C::get_scheduler_metadata``.
+    Not frozen: the host's builders of cross and of chunked attention, which wrap this project's,
+    replace the slots, and leave a function of theirs here.
     """
 
     num_actual_tokens: int
@@ -180,19 +182,20 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
     def _encoder_pages(
         self, common: CommonAttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Pages for one step: encoder-only models keep no cache, the kernel wants one."""
+        """Pages for one step: encoder-only models keep no cache, the kernel wants one.
+
+        Every request has pages of its own, one behind the other, so all its slots are as far from
+        its tokens' places in the batch as the first one is.
+        """
         block_size = self.spec.block_size
         pages = (common.seq_lens + block_size - 1) // block_size
         first = torch.cumsum(pages, 0) - pages
-        width = torch.arange(int(pages.max()), dtype=torch.int32)
-        block_table = (first[:, None] + width[None, :]).to(torch.int32)
-        positions = torch.cat([torch.arange(int(n)) for n in common.query_start_loc.diff()])
-        slot_mapping = torch.empty(len(positions), dtype=torch.int64)
-        torch.ops._C.compute_slot_mapping_kernel_impl(
-            common.query_start_loc, positions, block_table, slot_mapping, block_size
-        )
+        block_table = first[:, None] + torch.arange(int(pages.max()))
+        starts = common.query_start_loc
+        shift = (first * block_size - starts[:-1]).repeat_interleave(starts.diff())
+        slot_mapping = torch.arange(len(shift)) + shift
         shape = (int(pages.sum()), self.spec.num_kv_heads, block_size, 2 * self.spec.head_size)
-        return block_table, slot_mapping, torch.zeros(shape, dtype=self.dtype)
+        return block_table.to(torch.int32), slot_mapping, torch.zeros(shape, dtype=self.dtype)
 
 
 def halves(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -46,7 +46,10 @@ def os_error_sentence(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"The disk of {where} is full: free some space or choose another disk with --dir."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"No permission to write to {where}: choose another folder with --dir."
+        return (
+            f"No permission to write to {where}: set XDG_CACHE_HOME to a folder that can be "
+            "written, or name one with --dir."
+        )
     return (
         f"{where} could not be used ({error.strerror or error}): choose another folder with --dir."
     )

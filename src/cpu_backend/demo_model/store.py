@@ -14,6 +14,8 @@ from pathlib import Path
 
 from cpu_backend.demo_model import checkpoint, fetch
 from cpu_backend.demo_model.support import DemoModelError, say, sha256, write_json
+from cpu_backend.envs import user_cache
+from cpu_backend.errors import ConfigError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -40,8 +42,10 @@ The text of the license is at https://www.apache.org/licenses/LICENSE-2.0
 
 def default_dir() -> Path:
     """The checkpoint folder used when ``--dir`` is not given."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "cpu_backend" / MODEL_NAME
+    try:
+        return user_cache() / MODEL_NAME
+    except ConfigError as error:
+        raise DemoModelError(str(error)) from error
 
 
 def make_demo_model(target: Path, gguf_file: Path | None = None) -> Path:

@@ -63,7 +63,7 @@ class Checkpoint:
                 f"holds a {kind} of the architecture '{name}', which is not supported",
                 f"choose one of {', '.join(known)}, or the original checkpoint",
             )
-        if file.metadata.get("split.count", 1) != 1:
+        if file.get("split.count", int, 1) != 1:
             raise file.error("is one part of several", "merge them with llama-gguf-split --merge")
         self._name = name
         self.architecture = known[name]
@@ -97,10 +97,11 @@ class Checkpoint:
 
     def token(self, role: str) -> int | None:
         """The id of a special token: bos, eos, eot, padding."""
-        token = self.file.metadata.get(f"tokenizer.ggml.{role}_token_id")
-        if token is None:
+        key = f"tokenizer.ggml.{role}_token_id"
+        if key not in self.file.metadata:
             return None
-        if not isinstance(token, int) or not 0 <= token < self._vocab_size():
+        token = self.file.get(key, int)
+        if not 0 <= token < self._vocab_size():
             raise self.file.error(f"has no token {token}, which is its {role} token")
         return token
 
@@ -166,7 +167,7 @@ class Checkpoint:
     def _rope_scaling(self) -> dict[str, Any] | None:
         if ROPE_FACTORS in self.file.tensors:
             return self._llama3_rope()
-        kind = self.file.metadata.get(f"{self._name}.rope.scaling.type", "none")
+        kind = self.file.get(f"{self._name}.rope.scaling.type", str, "none")
         if kind == "none":
             return None
         if kind not in ("linear", "yarn"):

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cpu_backend.envs import user_cache
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import GgufFile, is_gguf
@@ -58,8 +59,7 @@ def model_folder(path: Path, with_tokenizer: bool = True) -> Path:
         ) from error
     identity = (FORMAT_VERSION, str(path), status.st_size, status.st_mtime_ns, with_tokenizer)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = cache / "cpu_backend" / "gguf" / f"{path.stem[:100]}-{digest}"
+    target = user_cache() / "gguf" / f"{path.stem[:100]}-{digest}"
     if not target.is_dir():
         checkpoint = Checkpoint(GgufFile(path))
         tokenizer = GgufTokenizer(checkpoint.file) if with_tokenizer else None

@@ -78,17 +78,20 @@ class GgufTokenizer:
         return values
 
     def _token(self, role: str) -> int | None:
-        index = self.file.metadata.get(f"tokenizer.ggml.{role}_token_id")
-        if index is not None and not (isinstance(index, int) and 0 <= index < len(self.tokens)):
+        key = f"tokenizer.ggml.{role}_token_id"
+        if key not in self.file.metadata:
+            return None
+        index: int = self.file.get(key, int)
+        if not 0 <= index < len(self.tokens):
             raise self.file.error(f"has no token {index}, which is its {role} token")
         return index
 
     def _adds_bos(self) -> bool:
         default = self.model == "llama" or self._split_name() in ("llama-bpe", "llama3", "llama-v3")
-        return bool(self.file.metadata.get("tokenizer.ggml.add_bos_token", default))
+        return bool(self.file.get("tokenizer.ggml.add_bos_token", bool, default))
 
     def _split_name(self) -> str:
-        return str(self.file.metadata.get("tokenizer.ggml.pre", "missing"))
+        return str(self.file.get("tokenizer.ggml.pre", str, "missing"))
 
     def _build(self) -> tokenizers.Tokenizer:
         from tokenizers import AddedToken
@@ -165,7 +168,7 @@ class GgufTokenizer:
         scores = self._numbers("scores", [0.0] * len(self.tokens))
         vocabulary = {text: index for index, text in enumerate(self.tokens)}
         unknown = self.named.get("unk_token")
-        prefix = bool(self.file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+        prefix = bool(self.file.get("tokenizer.ggml.add_space_prefix", bool, True))
         tokenizer = Tokenizer(
             models.BPE(
                 vocab=vocabulary,

@@ -38,6 +38,29 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> None:
             _free_weight(layer)
 
 
+def pack_plain(model: torch.nn.Module) -> None:
+    """Have torch's own linear layers in ``model`` (classifiers, poolers, projections of images)
+    multiply like the host's.
+
+    PyTorch's product of a row depends on how many rows there are; this one does not.  The weights
+    stay, for those who read them.
+    """
+    for module in model.modules():
+        if type(module) is not torch.nn.Linear:
+            continue
+        weight = module.weight
+        if not weight.is_meta and weight.dtype in SUPPORTED:
+            module.__class__ = _PlainLinear
+            module.cpu_linear = ops.PackedLinear(weight.detach())
+
+
+class _PlainLinear(torch.nn.Linear):
+    cpu_linear: ops.PackedLinear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cpu_linear(x, self.weight, self.bias)
+
+
 def _is_gate_and_up(layer: torch.nn.Module) -> bool:
     """Two equal halves, side by side in the packed weight: activate_in_linear() may follow."""
     sizes = layer.output_partition_sizes if isinstance(layer, MergedColumnParallelLinear) else []

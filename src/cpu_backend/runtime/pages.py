@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 # Parameters of mallopt() in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MADV_REMOVE = 9  # linux/mman.h: what Python's mmap makes, a shared mapping, keeps its pages else
 _MAPPED_BYTES = 128 << 10  # where glibc begins
 _HEAP_BYTES = 32 << 20  # the largest block that glibc takes from its heap of its own accord
 
@@ -44,6 +45,17 @@ def zero_pages(num_bytes: int) -> torch.Tensor:
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.int8)
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.int8)
+
+
+def give_back(tensor: torch.Tensor) -> int:
+    """Return the pages of a tensor from :func:`zero_pages` to the system; they read as zeros.
+
+    tensor: any view; all of its storage is meant.  Returns the bytes, 0 where the system refuses.
+    """
+    storage = tensor.untyped_storage()
+    address, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
+    refused = ctypes.CDLL(None).madvise(address, size, _MADV_REMOVE)
+    return 0 if refused else storage.nbytes()
 
 
 class LazyZeros(TorchFunctionMode):

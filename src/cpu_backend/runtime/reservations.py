@@ -31,6 +31,7 @@ class Reservation:
     beside: frozenset[int]
 
 
+READABLE = 0o644  # by other users' servers, whatever this one's umask
 LISTS = ("cpus", "computing", "beside")
 
 
@@ -47,7 +48,7 @@ class Reservations:
             self._folder.mkdir(mode=0o777, exist_ok=True)
             with contextlib.suppress(OSError):
                 self._folder.chmod(0o1777)  # of all users, like the directory around it
-            lock = os.open(self._folder / "lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = _open_for_all(self._folder / "lock")
         except OSError as error:
             logger.debug("cpu_backend: servers do not see each other's CPUs: %s.", error)
             yield
@@ -78,6 +79,7 @@ class Reservations:
         try:
             if server not in self._read():
                 path.write_text(json.dumps({"pid": os.getpid(), **lists}))
+                path.chmod(READABLE)
             # Kept open, and with it the lock, until this process ends.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -116,6 +118,17 @@ class Reservations:
                 else:
                     path.unlink()
         return table
+
+
+def _open_for_all(path: Path) -> int:
+    """The descriptor of a file that all users may lock, made if it is not there."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, READABLE)
+        with contextlib.suppress(OSError):  # another user was faster
+            os.fchmod(descriptor, READABLE)
+        return descriptor
 
 
 def _is_held(path: Path) -> bool:

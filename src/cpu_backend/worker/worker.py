@@ -20,10 +20,11 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import compat, info, layers, ops
+from cpu_backend.layers import linear
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
-from cpu_backend.runtime.pages import LazyZeros
+from cpu_backend.runtime.pages import LazyZeros, give_back
 from cpu_backend.runtime.plan import Machine
 from cpu_backend.worker.model_runner import CPUModelRunner
 
@@ -78,6 +79,11 @@ class CPUWorker(Worker):
                 )
         return info.binding_of(machine, plan, outcome)
 
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load, and pack what the host's layers do not: they ask for it themselves."""
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        linear.pack_plain(self.model_runner.get_model())
+
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
         status = memory.read_memory_status(
@@ -101,8 +107,10 @@ class CPUWorker(Worker):
         return per_request * self.scheduler_config.max_num_seqs
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Allocate the cache and say how it was sized."""
+        """Allocate the cache and say how it was sized; encoders and some classifiers have none."""
         super().initialize_from_config(kv_cache_config)
+        if not kv_cache_config.kv_cache_groups:
+            return
         block_size = self.cache_config.block_size
         tokens = kv_cache_config.num_blocks * block_size
         max_len = self.model_config.max_model_len
@@ -165,12 +173,23 @@ class CPUWorker(Worker):
         super().shutdown()
 
     def sleep(self, level: int = 1) -> None:
-        """Refused: there is no second memory to move weights to."""
-        raise RuntimeError("sleep mode is not supported on the CPU; stop the server instead.")
+        """Give the KV cache's pages back; the host has forgotten what they hold.
+
+        Weights stay at every level: they are where the host would move them to.
+        """
+        del level
+        caches = {
+            cache.untyped_storage().data_ptr(): cache for cache in self.model_runner.kv_caches
+        }
+        freed = sum(give_back(cache) for cache in caches.values())
+        logger.info(
+            "cpu_backend: asleep: up to %.2f GiB of KV cache given back, the weights stay.",
+            freed / memory.GIB,
+        )
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Refused like :meth:`sleep`."""
-        raise RuntimeError("sleep mode is not supported on the CPU.")
+        """Nothing to do: pages come when they are used."""
+        del tags
 
 
 def _end_without_the_others(reason: str) -> None:

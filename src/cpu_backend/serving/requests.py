@@ -1,0 +1,171 @@
+"""Odd requests end with status 400 and a sentence, before the engine sees them.
+
+One look at the body of every request, one at every constraint on the output, and an engine that
+compiles each constraint with the library that has accepted it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import json
+import re
+from typing import Any
+
+# A lone half of a pair, escaped or in bytes; whole pairs are found too and looked at closely.
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+
+# Kinds of expressions in a grammar that xgrammar writes as JSON.
+CHARACTERS, RULE, SEQUENCE, CHOICES, REPEAT = 1, 4, 5, 6, 8
+ALL_CHARACTERS = 0x110000
+
+
+# ---- bodies --------------------------------------------------------------------------------------
+
+
+def look_at_bodies(module: Any) -> None:
+    """vllm.entrypoints.serve.utils.api_utils: what its endpoints ask of every body in JSON."""
+    from vllm.exceptions import VLLMValidationError
+
+    original = module.validate_json_request
+
+    @functools.wraps(original)
+    async def validate_json_request(raw_request: Any) -> None:
+        await original(raw_request)
+        if said := odd(await raw_request.body(), await raw_request.json()):
+            raise VLLMValidationError(said)
+
+    validate_json_request.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    module.validate_json_request = validate_json_request
+
+
+def odd(raw: bytes, body: Any) -> str:
+    """What the host would fail on in the request ``raw``, read as ``body``; empty if nothing."""
+    if SURROGATE.search(raw):
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            return f"The request has half of a surrogate pair, {half}, which is no character."
+    constraint = body.get("structured_outputs") if isinstance(body, dict) else None
+    if constraint is not None and not isinstance(constraint, dict):
+        return (
+            "structured_outputs must be an object with one of json, regex, choice, grammar, "
+            "json_object and structural_tag."
+        )
+    return ""
+
+
+# ---- constraints on the output -------------------------------------------------------------------
+
+
+def look_at_constraints(module: Any) -> None:
+    """vllm.sampling_params: a constraint must compile, and allow an answer that ends."""
+    cls = module.SamplingParams
+    original = cls._validate_structured_outputs
+
+    def validate(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, *args, **kwargs)
+        except module.VLLMValidationError:
+            raise
+        except Exception as error:
+            raise module.VLLMValidationError(
+                f"The constraint on the output cannot be used: {' '.join(str(error).split())}"
+            ) from error
+        constraint = self.structured_outputs
+        if constraint is not None and constraint._backend == "xgrammar":
+            grammar = _grammar(constraint)
+            if grammar is not None and not is_productive(grammar):
+                raise module.VLLMValidationError(
+                    "The constraint on the output allows no answer: every text that it describes "
+                    "is without an end, or needs a character that none can be."
+                )
+
+    cls._validate_structured_outputs = validate
+
+
+def _grammar(constraint: Any) -> str | None:
+    """The constraint as xgrammar's grammar in JSON; None for kinds that always have an answer."""
+    import xgrammar
+    from vllm.v1.structured_output.utils import grammar_is_likely_lark
+
+    if constraint.regex is not None:
+        return str(xgrammar.Grammar.from_regex(constraint.regex).serialize_json())
+    if constraint.json is not None:
+        schema = constraint.json
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return str(xgrammar.Grammar.from_json_schema(text).serialize_json())
+    if constraint.grammar is not None:
+        lark = grammar_is_likely_lark(constraint.grammar)
+        read = xgrammar.Grammar.from_lark if lark else xgrammar.Grammar.from_ebnf
+        return str(read(constraint.grammar).serialize_json())
+    return None
+
+
+def is_productive(grammar: str) -> bool:
+    """Whether the root of a grammar, as xgrammar writes it, describes any text of finite length.
+
+    A rule does if one of its choices is made of characters and of rules that do; the rules that do
+    are found by going over all until none is added.
+    """
+    read = json.loads(grammar)
+    data, starts = read["grammar_expr_data"], read["grammar_expr_indptr"]
+    found: set[int] = set()
+
+    def has_text(expression: int) -> bool:
+        kind, length = data[starts[expression] : starts[expression] + 2]
+        parts = data[starts[expression] + 2 : starts[expression] + 2 + length]
+        if kind == CHARACTERS:
+            return _has_character(parts[0] != 0, parts[1:])
+        if kind == RULE:
+            return parts[0] in found
+        if kind == REPEAT:
+            return parts[1] == 0 or parts[0] in found
+        if kind == SEQUENCE:
+            return all(map(has_text, parts))
+        return kind != CHOICES or any(map(has_text, parts))
+
+    rules = [rule[1] for rule in read["rules"]]
+    while added := {i for i, body in enumerate(rules) if i not in found and has_text(body)}:
+        found |= added
+    return read["root_rule_id"] in found
+
+
+def _has_character(negated: bool, ranges: list[int]) -> bool:
+    """Whether a class has a character: ``ranges`` are pairs of a first and a last one."""
+    if not negated:
+        return bool(ranges)
+    end = 0  # every character below is in a range
+    for first, last in sorted(zip(ranges[::2], ranges[1::2], strict=True)):
+        if first > end:
+            return True
+        end = max(end, last + 1)
+    return end < ALL_CHARACTERS
+
+
+# ---- in the engine -------------------------------------------------------------------------------
+
+
+def compile_as_accepted(module: Any) -> None:
+    """vllm.v1.structured_output: each constraint goes to the library that has accepted it.
+
+    The host gives all to the library of the first, where those that only another one reads fail.
+    """
+    cls = module.StructuredOutputManager
+    original = cls.grammar_init
+
+    def grammar_init(self: Any, request: Any) -> None:
+        if request.structured_output_request is None:
+            return
+        kind = request.sampling_params.structured_outputs._backend
+        managers = self.__dict__.setdefault("_manager_of", {})
+        if kind not in managers:
+            managers[kind] = copy.copy(self)
+            managers[kind].backend = None
+        original(managers[kind], request)
+        # Masks, of one form in all libraries, are made by the first; each grammar fills its own.
+        self.backend = self.backend or managers[kind].backend
+
+    cls.grammar_init = grammar_init

@@ -1,0 +1,63 @@
+"""LoRA adapters as peft writes them, of random numbers, and models with one merged in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+RANK, ALPHA = 4, 8
+SIZE = 0.3  # of both matrices: answers change, and remain sentences
+PREFIX, A, B = "base_model.model.", ".lora_A", ".lora_B"
+
+
+def write(folder: Path, config: dict[str, Any], seed: int) -> Path:
+    """An adapter of every projection of a Llama with ``config``."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    sizes = {
+        "self_attn.q_proj": (hidden, queries),
+        "self_attn.k_proj": (hidden, keys),
+        "self_attn.v_proj": (hidden, keys),
+        "self_attn.o_proj": (queries, hidden),
+        "mlp.gate_proj": (hidden, inner),
+        "mlp.up_proj": (hidden, inner),
+        "mlp.down_proj": (inner, hidden),
+    }
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for module, (inputs, outputs) in sizes.items():
+            name = f"{PREFIX}model.layers.{layer}.{module}"
+            a = torch.randn(RANK, inputs, generator=generator)
+            b = torch.randn(outputs, RANK, generator=generator)
+            tensors[f"{name}{A}.weight"] = a * SIZE / inputs**0.5
+            tensors[f"{name}{B}.weight"] = b * SIZE / RANK**0.5
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    description = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "target_modules": [module.split(".")[1] for module in sizes],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(description))
+    return folder
+
+
+def merge(model: Any, folder: Path) -> Any:
+    """``model`` of transformers with the adapter added to its weights."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, a in tensors.items():
+            if A in name:
+                weight = parameters[name.removeprefix(PREFIX).replace(A, "")]
+                weight += tensors[name.replace(A, B)] @ a * (ALPHA / RANK)
+    return model

@@ -1,0 +1,92 @@
+"""Programs that some tests need and a newcomer's machine may lack, and what to do about it.
+
+A test names them: ``@pytest.mark.needs("nginx")``.  Where one is missing the test is skipped, and
+the skip stands in the table at the end of the run (tests/report.py).  With CPU_BACKEND_NEED_TOOLS=1
+it is an error instead, as in continuous integration, which installs them all.  What cannot be
+installed, a right that a container withholds, stays a skip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+NEED_ALL = "CPU_BACKEND_NEED_TOOLS"
+# System programs that a user's PATH often leaves out.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+def find(program: str) -> str | None:
+    return shutil.which(program, path=PATH)
+
+
+@dataclass(frozen=True)
+class Tool:
+    tests: str  # what goes untested without it
+    install: str
+    is_there: Callable[[], bool]
+    installable: bool = True
+
+
+def _program(name: str, tests: str, package: str) -> Tool:
+    return Tool(tests, f"apt install {package}", lambda: find(name) is not None)
+
+
+def _can_make_network_namespaces() -> bool:
+    if (unshare := find("unshare")) is None:
+        return False
+    return subprocess.run([unshare, "-n", "true"], capture_output=True).returncode == 0
+
+
+TOOLS = {
+    "nginx": _program("nginx", "the nginx example before two servers", "nginx"),
+    "haproxy": _program("haproxy", "the HAProxy example before two servers", "haproxy"),
+    "ip": _program("ip", "ranks on two machines", "iproute2"),
+    "network namespaces": Tool(
+        "ranks on two machines",
+        "run as root, with CAP_SYS_ADMIN",
+        _can_make_network_namespaces,
+        installable=False,
+    ),
+    "setpriv": _program("setpriv", "servers of two users on one machine", "util-linux"),
+    "root": Tool(
+        "servers of two users, folders without permission",
+        "run as root",
+        lambda: os.geteuid() == 0,
+        installable=False,
+    ),
+    "aarch64-linux-gnu-g++": _program(
+        "aarch64-linux-gnu-g++", "kernels on aarch64", "g++-aarch64-linux-gnu"
+    ),
+    "qemu-aarch64-static": _program(
+        "qemu-aarch64-static", "kernels on aarch64", "qemu-user-static"
+    ),
+    "s390x-linux-gnu-g++": _program(
+        "s390x-linux-gnu-g++", "kernels on s390x", "g++-s390x-linux-gnu"
+    ),
+    "qemu-s390x-static": _program("qemu-s390x-static", "kernels on s390x", "qemu-user-static"),
+    "bochs-headless": Tool(
+        "AVX-512 and AMX kernels on emulated CPUs",
+        ".ci/install_bochs",
+        lambda: find("bochs-headless") is not None,
+    ),
+}
+
+
+@cache
+def is_there(tool: str) -> bool:
+    """Whether this machine has it; KeyError if the table above does not know it."""
+    return TOOLS[tool].is_there()
+
+
+def must_be_there(tool: str) -> bool:
+    """Whether its absence is an error."""
+    return os.environ.get(NEED_ALL, "") == "1" and TOOLS[tool].installable
+
+
+def sentence(tool: str) -> str:
+    return f"needs {tool} ({TOOLS[tool].install})"

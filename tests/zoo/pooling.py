@@ -1,0 +1,155 @@
+"""Embeddings, classes and scores: each prompt alone and with others, fp32 and bf16, against ``transformers``."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.zoo import judge
+from tests.zoo.build import build, write_config
+from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.pooling_specs import SEQUENCE, SPECS, TOKEN, PoolingSpec
+from tests.zoo.run import Failed, Prompt, forked
+from tests.zoo.text import COMMON
+from tests.zoo.tokens import write_tokenizer
+
+__all__ = ["SPECS", "examine"]
+
+COMPARED = ("alone", "together")
+TASKS = {"AutoModel": "embed", SEQUENCE: "classify", TOKEN: "token_classify"}
+# Around a page of 128 tokens, beyond the windows, one token alone.
+LENGTHS = (5, 40, 200, 1, 17, 128, 129, 384, 127, 2, 64, 33, 7, 100, 31, 256)
+SIZES = (1, 16, 2, 5, 16, 3, 1)  # requests at once, through all prompts, one size after the other
+SIMILARITY, DIFFERENCE = (
+    0.9999,
+    1e-5,
+)  # cosine; the largest of one number, of unit vectors and probabilities
+
+
+def registered() -> list[str]:
+    """The names of the host's classes that only pool."""
+    from vllm.model_executor.models import registry
+
+    return [
+        *(name for name in registry._EMBEDDING_MODELS if "For" not in name),
+        *registry._LATE_INTERACTION_MODELS,
+        *registry._REWARD_MODELS,
+        *registry._TOKEN_CLASSIFICATION_MODELS,
+        *registry._SEQUENCE_CLASSIFICATION_MODELS,
+    ]
+
+
+def prompts() -> list[Prompt]:
+    """Random tokens of LENGTHS, the same in every run."""
+    generator = random.Random(20)
+    return [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
+
+
+def batches() -> list[list[Prompt]]:
+    """What is sent at once."""
+    asked = prompts()
+    return [asked[i : i + size] for size in SIZES for i in range(0, len(asked), size)]
+
+
+def pool(folder: Path, spec: PoolingSpec, dtype: str) -> list[list[torch.Tensor]]:
+    """Make an engine for the checkpoint in ``folder`` and send it the batches."""
+    from vllm import LLM
+
+    task = TASKS[spec.auto]
+    options = {"pooler_config": {"seq_pooling_type": spec.pool}} if task == "embed" else {}
+    llm = LLM(str(folder), runner="pooling", dtype=dtype, **COMMON, **options)
+    results = []
+    for batch in batches():
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in batch]
+        outputs = llm.encode(asked, pooling_task=task, use_tqdm=False)
+        results.append([output.outputs.data.float() for output in outputs])
+    return results
+
+
+@torch.no_grad()
+def expected(model: Any, spec: PoolingSpec, prompt: Prompt) -> torch.Tensor:
+    """What ``transformers`` makes of the prompt, in fp32 from the model's last step on."""
+    result = model(input_ids=torch.tensor([prompt]))
+    if spec.auto != "AutoModel":
+        logits = result.logits[0].float()
+        return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+    states = result.last_hidden_state[0].float()
+    pooled = {"CLS": states[0], "LAST": states[-1], "MEAN": states.mean(0)}[spec.pool]
+    return torch.nn.functional.normalize(pooled, dim=-1)
+
+
+def examine(spec: PoolingSpec, folder: Path) -> Outcome:
+    """Build the model, run it in both dtypes, compare.  Runs in a process of its own."""
+    write_tokenizer(folder)
+    if spec.refused:
+        write_config(spec, folder)
+        try:
+            forked(pool, folder, spec, "float32")
+        except Failed as failed:
+            return judge.failure(failed)
+        return Outcome(ENDED, "started without weights")
+    model = build(spec, folder)
+    try:
+        answers = {dtype: forked(pool, folder, spec, dtype) for dtype in ("float32", "bfloat16")}
+    except Failed as failed:
+        return judge.failure(failed, spec.host)
+    faults = [
+        *_differences(answers),
+        *_wrong_numbers(model, spec, answers["float32"]),
+        *_bf16_faults(model, spec, answers["bfloat16"]),
+    ]
+    state = RIGHT if not faults else HOST if spec.host else WRONG
+    return Outcome(state, "; ".join(faults) or spec.note, ("fp32", "bf16"), COMPARED)
+
+
+def _differences(answers: dict[str, list[list[torch.Tensor]]]) -> list[str]:
+    """Where a prompt's answers in one dtype are not the same in every bit: one line per dtype."""
+    faults = []
+    for dtype, by_batch in answers.items():
+        first: dict[Prompt, torch.Tensor] = {}
+        found = []
+        for batch, results in zip(batches(), by_batch, strict=True):
+            for prompt, result in zip(batch, results, strict=True):
+                if not torch.equal(first.setdefault(prompt, result), result):
+                    found.append(f"{dtype}: {len(prompt)} tokens among {len(batch)} differ")
+        if found:
+            faults.append(f"{found[0]} ({len(found)} such answers)")
+    return faults
+
+
+def _wrong_numbers(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]) -> list[str]:
+    """Answers to prompts alone (the first batches) that transformers would not give."""
+    faults = []
+    theirs = [expected(model, spec, prompt) for prompt in prompts()]
+    if any(torch.allclose(a, b, atol=1e-3) for a, b in zip(theirs, theirs[1:], strict=False)
+           if a.shape == b.shape):  # fmt: skip
+        faults.append("two prompts have the same answer: the small model is no good test")
+    for prompt, (mine,), right in zip(prompts(), ours, theirs, strict=False):
+        difference = float((mine - right).abs().max())
+        similarity = float(torch.cosine_similarity(mine.flatten(), right.flatten(), dim=0))
+        if not (similarity >= SIMILARITY and difference <= DIFFERENCE):
+            faults.append(f"{len(prompt)} tokens: cosine {similarity:.5f}, off by {difference:.1e}")
+    return faults[:1]
+
+
+def _bf16_faults(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]) -> list[str]:
+    """An error in bf16 of more than twice that of transformers, both against fp32 on the rounded weights."""
+    half = copy.deepcopy(model).bfloat16()
+    for name, parameter in model.named_parameters():
+        parameter.data = half.get_parameter(name).data.float()
+    exact = [expected(model, spec, prompt) for prompt in prompts()]
+    theirs = [expected(half, spec, prompt) for prompt in prompts()]
+    alone = [results[0] for results in ours[: len(exact)]]
+    mine, reference = (_rms(found, exact) for found in (alone, theirs))
+    if mine <= judge.BF16_FACTOR * reference:
+        return []
+    return [f"bf16: error {mine:.3g}, transformers' {reference:.3g}"]
+
+
+def _rms(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    differences = [(a - b).flatten() for a, b in zip(found, exact, strict=True)]
+    return float(torch.cat(differences).square().mean().sqrt())

@@ -1,0 +1,117 @@
+"""The architectures that embed, classify and rank, sorted by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.zoo.build import WINDOW, Spec
+
+
+@dataclass(frozen=True)
+class PoolingSpec(Spec):
+    """auto: ``transformers``' class, which also says the task; pool: the tokens whose states become an embedding."""
+
+    auto: str = "AutoModel"
+    pool: str = "CLS"
+
+
+SEQUENCE, TOKEN = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+# transformers 5 leaves out of a configuration what every published checkpoint's has, and the host reads.
+ABSOLUTE = {"position_embedding_type": "absolute"}
+MODERN: dict[str, Any] = {
+    "local_attention": WINDOW,
+    "global_attn_every_n_layers": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+SLIDING = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+EAGER = {"attn_implementation": "eager"}  # transformers caps scores there only
+CLASSES, SCORE = {"num_labels": 5}, {"num_labels": 1}
+
+SPECS = (
+    PoolingSpec(
+        "BertForSequenceClassification", "BERT classifiers", "bert", CLASSES, auto=SEQUENCE
+    ),
+    PoolingSpec("BertForTokenClassification", "BERT taggers", "bert", CLASSES, auto=TOKEN),
+    PoolingSpec("BertModel", "BERT, BGE, E5", "bert", pool="MEAN", selected=True),
+    PoolingSpec(
+        "GPT2ForSequenceClassification", "GPT-2 classifiers", "gpt2", CLASSES, auto=SEQUENCE
+    ),
+    PoolingSpec(
+        "Gemma2ForSequenceClassification",
+        "Gemma 2 rerankers",
+        "gemma2",
+        {**SCORE, **SLIDING, **EAGER},
+        auto=SEQUENCE,
+    ),
+    PoolingSpec("Gemma2Model", "BGE Gemma 2", "gemma2", {**SLIDING, **EAGER}, pool="LAST"),
+    PoolingSpec(
+        "Gemma3TextModel",
+        "EmbeddingGemma",
+        "gemma3_text",
+        {**SLIDING, "use_bidirectional_attention": True},
+        pool="MEAN",
+        selected=True,
+    ),
+    PoolingSpec(
+        "JambaForSequenceClassification",
+        "Jamba reward models",
+        "jamba",
+        CLASSES,
+        auto=SEQUENCE,
+        refused="recurrent state",
+    ),
+    PoolingSpec(
+        "LlamaForSequenceClassification", "Llama reward models", "llama", CLASSES, auto=SEQUENCE
+    ),
+    PoolingSpec("LlamaModel", "Llama embeddings", "llama", pool="LAST"),
+    PoolingSpec("MistralModel", "E5-Mistral", "mistral", {"sliding_window": None}, pool="LAST"),
+    PoolingSpec(
+        "ModernBertForSequenceClassification",
+        "ModernBERT classifiers",
+        "modernbert",
+        {**MODERN, **CLASSES, "classifier_pooling": "mean"},
+        auto=SEQUENCE,
+        selected=True,
+    ),
+    PoolingSpec(
+        "ModernBertForTokenClassification",
+        "ModernBERT taggers",
+        "modernbert",
+        {**MODERN, **CLASSES},
+        auto=TOKEN,
+    ),
+    PoolingSpec("ModernBertModel", "ModernBERT, GTE ModernBERT", "modernbert", MODERN),
+    PoolingSpec(
+        "Qwen2ForSequenceClassification", "Qwen 2 rerankers", "qwen2", SCORE, auto=SEQUENCE
+    ),
+    PoolingSpec("Qwen2Model", "GTE Qwen 2", "qwen2", pool="LAST"),
+    PoolingSpec("Qwen3ForSequenceClassification", "Qwen3 rerankers", "qwen3", SCORE, auto=SEQUENCE),
+    PoolingSpec("Qwen3Model", "Qwen3 Embedding", "qwen3", pool="LAST", selected=True),
+    PoolingSpec(
+        "RobertaForSequenceClassification",
+        "RoBERTa classifiers",
+        "roberta",
+        CLASSES,
+        auto=SEQUENCE,
+    ),
+    PoolingSpec("RobertaForTokenClassification", "RoBERTa taggers", "roberta", CLASSES, auto=TOKEN),
+    PoolingSpec("RobertaModel", "RoBERTa, all-RoBERTa", "roberta"),
+    PoolingSpec(
+        "XLMRobertaForSequenceClassification",
+        "BGE rerankers (XLM-RoBERTa)",
+        "xlm-roberta",
+        {**ABSOLUTE, **SCORE},
+        auto=SEQUENCE,
+        selected=True,
+    ),
+    PoolingSpec(
+        "XLMRobertaForTokenClassification",
+        "XLM-RoBERTa taggers",
+        "xlm-roberta",
+        {**ABSOLUTE, **CLASSES},
+        auto=TOKEN,
+    ),
+    PoolingSpec("XLMRobertaModel", "BGE-M3, multilingual E5", "xlm-roberta", ABSOLUTE),
+)
