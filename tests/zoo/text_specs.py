@@ -60,7 +60,16 @@ SPECS = (
         **COHERE_WINDOW,
     ),
     Spec("CwmForCausalLM", "CWM", "cwm", {**FOUR, "layer_types": None}),
-    Spec("DbrxForCausalLM", "DBRX", "dbrx", host="KeyError"),
+    Spec(
+        "DbrxForCausalLM",
+        "DBRX",
+        "dbrx",
+        {
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 32, "moe_top_k": 3},
+        },
+        host="KeyError",
+    ),
     Spec("DeepseekV2ForCausalLM", "DeepSeek V2", "deepseek_v2", refused=LATENT),
     Spec("DeepseekV3ForCausalLM", "DeepSeek V3, R1", "deepseek_v3", refused=LATENT, selected=True),
     Spec("DeepseekV32ForCausalLM", "DeepSeek V3.2", "deepseek_v32", refused=LATENT),
