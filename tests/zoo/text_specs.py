@@ -227,6 +227,7 @@ SPECS = (
             "intermediate_size_mlp": 352,
             "intermediate_size": 96,
             "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 1,
         },
     ),
     Spec("LongcatFlashForCausalLM", "LongCat-Flash", "longcat_flash", refused=LATENT),
