@@ -325,6 +325,11 @@ def _set_compilation(config: VllmConfig) -> None:
         compilation.inductor_compile_config.update(
             {"dce": True, "size_asserts": False, "epilogue_fusion": True}
         )
+    # Functions that the host compiles one by one (Cohere's norm, routers) run as they are written,
+    # in the processes to come as well: tracing takes seconds, and cannot happen in a recorded step.
+    uncompiled = compilation.mode == CompilationMode.NONE
+    os.environ["TORCH_COMPILE_DISABLE"] = str(int(uncompiled))
+    torch._dynamo.config.disable = uncompiled
 
 
 def _set_environment(config: VllmConfig) -> None:

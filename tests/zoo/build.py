@@ -98,8 +98,11 @@ def make_config(spec: Spec) -> Any:
 
 
 def write_config(spec: Spec, folder: Path) -> None:
-    """The checkpoint without weights, for what is refused before they would be read."""
+    """A checkpoint of one weight that no model has, for what is refused before it would be read."""
+    from safetensors.torch import save_file
+
     make_config(spec).save_pretrained(folder)
+    save_file({"of no model": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
     name_architecture(spec, folder)
 
 

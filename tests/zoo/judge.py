@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tests.zoo.build import Spec
 from tests.zoo.run import Answer, Failed, Prompt
 
 TIE = 0.02  # standard deviations of the logits below the best: a choice that rounding made
@@ -33,15 +32,15 @@ class Outcome:
     where: str = ""  # a trace, for whoever looks for the cause
 
 
-def failure(failed: Failed, spec: Spec) -> Outcome:
-    """What an engine's end means: refused in one sentence of this backend, known of the host, or
-    a defect."""
+def failure(failed: Failed, host: str = "", note: str = "") -> Outcome:
+    """What an engine's end means: refused in one sentence of this backend, known of the host
+    (``host``, a pattern of what it says), or a defect."""
     said = f"{failed.kind}: {failed.message}"
     if failed.kind == "ConfigError" and is_sentence(failed.message):
         return Outcome(REFUSED, failed.message)
     words = said.splitlines()[0][:300]
-    if spec.host and re.search(spec.host, f"{said}\n{failed.where}"):
-        return Outcome(HOST, f"{spec.note}: {words}" if spec.note else words, where=failed.where)
+    if host and re.search(host, f"{said}\n{failed.where}"):
+        return Outcome(HOST, f"{note}: {words}" if note else words, where=failed.where)
     return Outcome(ENDED, words, where=failed.where)
 
 

@@ -55,12 +55,12 @@ def rounds() -> list[Round]:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Build the model, run every engine, compare.  Runs in a process of its own."""
     if spec.refused:
-        write_config(spec, folder)  # no weights: it must be refused before they are read
+        write_config(spec, folder)
         try:
             forked(generate, folder, ENGINES["recorded"], [])
         except Failed as failed:
-            return judge.failure(failed, spec)
-        return Outcome(ENDED, "started without weights")
+            return judge.failure(failed, spec.host, spec.note)
+        return Outcome(ENDED, "started without its weights")
     model = build(spec, folder)
     scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
     try:
@@ -69,7 +69,7 @@ def examine(spec: Spec, folder: Path) -> Outcome:
             for name, options in ENGINES.items()
         }
     except Failed as failed:
-        return judge.failure(failed, spec)
+        return judge.failure(failed, spec.host, spec.note)
     return _judge(spec, model, answers)
 
 
