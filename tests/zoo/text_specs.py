@@ -178,7 +178,12 @@ SPECS = (
         {"first_k_dense_replace": 1, "expert_hidden_dim": 96, "route_norm": True, "qk_norm": True},
     ),
     Spec("HYV4ForCausalLM", "Hunyuan 4", "hy_v4", refused=LATENT),
-    Spec("HrmTextForCausalLM", "HRM-Text", "hrm_text", {"prefix_lm": False}),
+    Spec(
+        "HrmTextForCausalLM",
+        "HRM-Text",
+        "hrm_text",
+        {"prefix_lm": False, "num_layers_per_stack": 1, "L_cycles": 2},
+    ),
     Spec("HunYuanDenseV1ForCausalLM", "Hunyuan dense", "hunyuan_v1_dense"),
     Spec("HunYuanMoEV1ForCausalLM", "Hunyuan MoE", "hunyuan_v1_moe"),
     Spec("HyperCLOVAXForCausalLM", "HyperCLOVA X", "hyperclovax", GRANITE),
