@@ -79,6 +79,8 @@ SPECS = (
         "deepseek_v4",
         {"num_hidden_layers": 43},
         refused=LATENT,
+        host="mlp_layer_types",
+        note="the host cannot read the config that transformers writes",
     ),
     Spec("Ernie4_5ForCausalLM", "Ernie 4.5", "ernie4_5", TIED),
     Spec(
