@@ -58,6 +58,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cpu_backend import envs
+from cpu_backend.errors import ConfigError
 from cpu_backend.on_load import when_loaded
 from cpu_backend.serving import (
     engine_end,
@@ -204,6 +205,31 @@ def inspect_models_here(module: Any) -> None:
         return inspect()
 
     module._run_in_subprocess = run
+    module._try_inspect_model_cls = _naming_packages(module._try_inspect_model_cls)
+
+
+TORCHVISION = "torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu"
+
+
+def _naming_packages(try_inspect: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Where a model's class needs a package that is missing, name it; the host says only that the
+    class cannot be inspected, behind a traceback."""
+
+    @functools.cache
+    def inspect(architecture: str, model: Any) -> Any:
+        try:
+            return model.inspect_model_cls()
+        except ModuleNotFoundError as error:
+            package = (error.name or str(error)).partition(".")[0]
+            install = TORCHVISION if package == "torchvision" else package
+            raise ConfigError(
+                f"{architecture} needs the Python package {package}, which is not installed: "
+                f"run `pip install {install}`, or choose another model."
+            ) from error
+        except Exception:
+            return try_inspect(architecture, model)
+
+    return inspect
 
 
 # ---- one sentence --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import re
 import shlex
@@ -201,9 +202,18 @@ def _check_architecture(config: VllmConfig) -> None:
 
 def _set_block_size(config: VllmConfig) -> None:
     cache = config.cache_config
+    text = getattr(config.model_config, "hf_text_config", None)
+    chunk = getattr(text, "attention_chunk_size", None) or 0  # the host cuts it in whole pages
     if not cache.user_specified_block_size:
-        cache.block_size = BLOCK_SIZE
-    elif cache.block_size % 16:
+        cache.block_size = math.gcd(BLOCK_SIZE, chunk)
+    if chunk % cache.block_size or math.gcd(BLOCK_SIZE, chunk) % 16:
+        raise ConfigError(
+            f"pages of {cache.block_size} tokens do not fit this model's attention_chunk_size of "
+            f"{chunk}: choose --block-size as a multiple of 16 that divides it."
+        )
+    if not cache.user_specified_block_size:
+        return
+    if cache.block_size % 16:
         raise ConfigError(
             f"--block-size {cache.block_size} is not supported on the CPU: "
             "choose a multiple of 16, or leave it out."

@@ -36,11 +36,11 @@ def failure(failed: Failed, host: str = "", note: str = "") -> Outcome:
     """What an engine's end means: refused in one sentence of this backend, known of the host
     (``host``, a pattern of what it says), or a defect."""
     said = f"{failed.kind}: {failed.message}"
-    if failed.kind == "ConfigError" and is_sentence(failed.message):
-        return Outcome(REFUSED, failed.message)
     words = said.splitlines()[0][:300]
     if host and re.search(host, f"{said}\n{failed.where}"):
         return Outcome(HOST, f"{note}: {words}" if note else words, where=failed.where)
+    if failed.kind == "ConfigError" and is_sentence(failed.message):
+        return Outcome(REFUSED, failed.message)
     return Outcome(ENDED, words, where=failed.where)
 
 

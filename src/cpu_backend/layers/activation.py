@@ -91,18 +91,19 @@ def replace_plain(model: torch.nn.Module) -> int:
 
 
 def _op_of(module: torch.nn.Module) -> torch._ops.OpOverload | None:
-    own, named = torch.ops.cpu_backend, torch.ops._C
+    named = torch.ops._C
     kind = type(module)
     if kind is torch.nn.GELU:
-        return own.gelu.default if module.approximate == "none" else named.gelu_tanh.default
+        exact = module.approximate == "none"
+        return ops.plain_activation("gelu") if exact else named.gelu_tanh.default
     if kind in (host.GELU, hf.GELUActivation):
-        return own.gelu.default
+        return ops.plain_activation("gelu")
     if kind in (host.GELUTanh, hf.GELUTanh, hf.NewGELUActivation, hf.FastGELUActivation):
         return named.gelu_tanh.default
     if kind is hf.QuickGELUActivation:
         return named.gelu_quick.default
     if kind in (torch.nn.SiLU, hf.SiLUActivation):
-        return own.silu.default
+        return ops.plain_activation("silu")
     return None
 
 
