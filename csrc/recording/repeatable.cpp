@@ -32,6 +32,8 @@ constexpr Repeatable kOwn[] = {
     {"_C::shm_all_gather", "output"},
     {"cpu_backend::gelu", "out"},
     {"cpu_backend::silu", "out"},
+    {"cpu_backend::gelu", "out"},
+    {"cpu_backend::silu", "out"},
     {"cpu_backend::linear"},
     {"cpu_backend::linear_add"},
     {"cpu_backend::linear_act_and_mul", "out"},
