@@ -124,6 +124,12 @@ struct StepRecording::Call {
   bool named(std::string_view Repeatable::* list, size_t i) const {
     return rule && names(rule->*list, op.schema().arguments()[i].name());
   }
+  bool takes_tensors() const {
+    bool found = false;
+    for (const c10::IValue& argument : arguments)
+      for_each_tensor(argument, [&](const at::Tensor&) { found = true; });
+    return found;
+  }
   bool is_argument(const at::Tensor& tensor) const {
     bool found = false;
     for (const c10::IValue& argument : arguments)
@@ -238,7 +244,8 @@ void StepRecording::add_foreign(const Call& call, torch::jit::Stack* stack) {
     });
   }
   if (!in_place) {
-    if (views && !fresh && !others) return;
+    const bool nothing = !views && !fresh && !call.takes_tensors();  // asks for a type, say
+    if (nothing || (views && !fresh && !others)) return;
     note_reads(call);
   }
   if (const std::string why = why_not_repeatable(call.op, call.arguments); !why.empty())
