@@ -49,9 +49,9 @@ def test_adapters_of_mixtures(model_path: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).symlink_to(Path(model_path) / name)
-    assert not _configure(tmp_path).lora_config
+    assert not _configure(tmp_path, load_format="dummy").lora_config
     with pytest.raises(ConfigError, match=r"LoRA .* mixtures of experts .* merged into"):
-        _configure(tmp_path, enable_lora=True)
+        _configure(tmp_path, load_format="dummy", enable_lora=True)
 
 
 def test_async_scheduling_is_switched_off_and_said(

@@ -187,7 +187,7 @@ def test_replay_follows_another_choice_of_experts(
     mixture = Mixture(dtype, seeded, kind, kind)
     x = torch.randn(4, HIDDEN, generator=seeded).to(dtype)
     weights, ids = routing(4, seeded, TOP_K)  # few experts at first, then others
-    recording = StepRecording([])
+    recording = StepRecording([], [x, weights, ids])
     with recording:
         recording.output = mixture(x, weights, ids)
     assert recording.error == ""
