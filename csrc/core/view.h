@@ -50,6 +50,7 @@ enum class Activation : int {
   kGelu,       // x/2 * erfc(-x/sqrt(2))
   kGeluTanh,   // the tanh approximation; also "gelu_new" and "gelu_fast"
   kGeluQuick,  // x * sigmoid(1.702 x)
+  kSigmoid,    // 1 / (1 + exp(-x))
   kSwigluOai,  // gated only: (up + 1) * gelu_quick(gate), gate at most 7, up from -7 to 7 (gpt-oss)
 };
 

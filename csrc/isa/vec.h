@@ -212,12 +212,13 @@ CPU_BACKEND_INLINE void store_partial(T* p, Vec v, int n) {
   for (int i = 0; i < n; ++i) p[i] = tmp[i];
 }
 
-// f(offset, n) over [0, size): full vectors first, then one tail of n < kLanes.
+// f(offset, n) over [0, size): full vectors first, then one tail of n < kLanes.  One call for both:
+// of two copies of f the compiler may contract different products, and the bits of an element would
+// depend on where it lies.
 template <class F>
 CPU_BACKEND_INLINE void for_each_vector(int64_t size, F f) {
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) f(i, kLanes);
-  if (i < size) f(i, static_cast<int>(size - i));
+  for (int64_t i = 0; i < size; i += kLanes)
+    f(i, static_cast<int>(size - i < kLanes ? size - i : kLanes));
 }
 
 template <class T>

@@ -18,6 +18,8 @@ CPU_BACKEND_INLINE Vec activate(Vec x) {
     return 0.5f * x * erfc(x * -0.707106781186547524f);
   } else if constexpr (kKind == Activation::kGeluTanh) {
     return 0.5f * x * (1.0f + tanh(0.797884560802865356f * (x + 0.044715f * x * x * x)));
+  } else if constexpr (kKind == Activation::kSigmoid) {
+    return sigmoid(x);
   } else {
     return x * sigmoid(1.702f * x);
   }
@@ -61,6 +63,8 @@ void activation(const ActivationArgs& args, Slice rows) {
       return activation_rows<T, Activation::kGeluTanh>(args, rows);
     case Activation::kGeluQuick:
       return activation_rows<T, Activation::kGeluQuick>(args, rows);
+    case Activation::kSigmoid:
+      return activation_rows<T, Activation::kSigmoid>(args, rows);
     case Activation::kSwigluOai:
       return activation_rows<T, Activation::kSwigluOai>(args, rows);
   }

@@ -170,6 +170,8 @@ void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
       return store_gated_as<T, Activation::kGeluTanh>(args, row, rows, column, columns, block);
     case Activation::kGeluQuick:
       return store_gated_as<T, Activation::kGeluQuick>(args, row, rows, column, columns, block);
+    case Activation::kSigmoid:
+      return store_gated_as<T, Activation::kSigmoid>(args, row, rows, column, columns, block);
     case Activation::kSwigluOai:
       return store_gated_as<T, Activation::kSwigluOai>(args, row, rows, column, columns, block);
   }

@@ -30,15 +30,18 @@ constexpr Repeatable kOwn[] = {
      "scheduler_metadata"},
     {"_C::shm_allreduce"},
     {"_C::shm_all_gather", "output"},
-    {"cpu_backend::gelu", "out"},
-    {"cpu_backend::silu", "out"},
-    {"cpu_backend::gelu", "out"},
-    {"cpu_backend::silu", "out"},
     {"cpu_backend::linear"},
     {"cpu_backend::linear_add"},
     {"cpu_backend::linear_act_and_mul", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
+    // torch's, on this project's kernel (torch_ops/elementwise.cpp)
+    {"aten::gelu", "out"},
+    {"aten::gelu_"},
+    {"aten::sigmoid", "out"},
+    {"aten::sigmoid_"},
+    {"aten::silu", "out"},
+    {"aten::silu_"},
 };
 
 // Functions of the tensors and numbers that they are given: no memory of their own, no random
@@ -85,6 +88,7 @@ constexpr std::string_view kTorch[] = {
     "div",
     "dot",
     "einsum",
+    "elu",
     "embedding",
     "eq",
     "erf",
@@ -99,7 +103,6 @@ constexpr std::string_view kTorch[] = {
     "full_like",
     "gather",
     "ge",
-    "gelu",
     "group_norm",
     "gt",
     "hardswish",
@@ -169,9 +172,7 @@ constexpr std::string_view kTorch[] = {
     "scalar_tensor",
     "scatter",
     "scatter_add",
-    "sigmoid",
     "sign",
-    "silu",
     "sin",
     "softmax",
     "softplus",
@@ -256,7 +257,7 @@ bool names(std::string_view list, const std::string& argument) {
 }
 
 bool leaves_loops(const std::string& name) {
-  return name.rfind("_C::", 0) == 0 || name.rfind("cpu_backend::", 0) == 0;
+  return name.rfind("_C::", 0) == 0 || name.rfind("cpu_backend::", 0) == 0 || find(kOwn, name);
 }
 
 }  // namespace cpu_backend

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace cpu_backend {
 namespace {
@@ -23,6 +24,11 @@ void record_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     op.redispatchBoxed(keys & kBelowRecording, stack);
   }
 }
+
+struct NotWithin {
+  StepRecording* recording = std::exchange(open_recording, nullptr);
+  ~NotWithin() { open_recording = recording; }
+};
 
 template <class F>
 void for_each_tensor(const c10::IValue& value, const F& f) {
@@ -229,6 +235,7 @@ void StepRecording::add_foreign(const Call& call, torch::jit::Stack* stack) {
   const size_t below = stack->size() - call.arguments.size();
   {
     const c10::impl::ExcludeDispatchKeyGuard not_within(kRecordKey);
+    const NotWithin no_loops;  // of this project's ops that this one may call: it is called again
     call.op.callBoxed(stack);
   }
   if (!touches_data) return;

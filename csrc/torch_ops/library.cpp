@@ -161,12 +161,6 @@ TORCH_LIBRARY(cpu_backend, m) {
       "linear(Tensor x, int handle, int out_features, Tensor? bias, "
       "bool float_output) -> Tensor");
   m.impl("linear", torch::dispatch(c10::DispatchKey::CPU, linear));
-  m.def("gelu(Tensor! out, Tensor input) -> ()");
-  m.impl("gelu",
-         torch::dispatch(c10::DispatchKey::CPU, activation_op<Activation::kGelu, Gate::kNone>));
-  m.def("silu(Tensor! out, Tensor input) -> ()");
-  m.impl("silu",
-         torch::dispatch(c10::DispatchKey::CPU, activation_op<Activation::kSilu, Gate::kNone>));
   m.def("packed_rows(Tensor ids, int handle) -> Tensor");
   m.impl("packed_rows", torch::dispatch(c10::DispatchKey::CPU, packed_rows));
   m.def("keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()");

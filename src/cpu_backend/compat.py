@@ -80,7 +80,7 @@ def prepare_process() -> None:
     # What the server has imported outlives the engine, which collects garbage several times while
     # it starts: without this each time visits, and so copies, all that was shared.
     os.register_at_fork(after_in_child=gc.freeze)
-    # The server's event loop hears of signals by a file that a forked engine would write to as well:
+    # The server's event loop hears of signals by a file that a forked engine would write to, too:
     # the end of a rank would look to the server as if it had been asked to stop.
     os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":

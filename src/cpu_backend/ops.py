@@ -135,11 +135,6 @@ def bind_memory(nodes: tuple[int, ...]) -> str:
     return str(torch.ops.cpu_backend.bind_memory(list(nodes)))
 
 
-def plain_activation(name: str) -> torch._ops.OpOverload:
-    """``gelu`` or ``silu``: op(out, x) writes the activated x to a dense ``out`` of its shape."""
-    return getattr(torch.ops.cpu_backend, name).default
-
-
 def keep_top(logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
     """Top-k and top-p in place: logits [requests, vocabulary] fp32 outside the choice become -inf.
 

@@ -33,6 +33,7 @@ PRELOADED = (
     "vllm.v1.engine.core",
 )
 SECONDS = 600  # for one job, generous: a wedged engine must fail the test
+CLOSE_SECONDS = 30  # for the process to end when no job is left
 
 
 class Engines:
@@ -87,7 +88,11 @@ class Engines:
         return "".join(self._output) + self._errors.read().decode(errors="replace")
 
     def close(self) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
         self._errors.close()
 
 

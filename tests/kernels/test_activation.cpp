@@ -4,8 +4,9 @@
 namespace cpu_backend::test {
 namespace {
 
-constexpr Activation kKinds[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
-                                 Activation::kGeluQuick, Activation::kSwigluOai};
+constexpr Activation kKinds[] = {Activation::kSilu,     Activation::kGelu,
+                                 Activation::kGeluTanh, Activation::kGeluQuick,
+                                 Activation::kSigmoid,  Activation::kSwigluOai};
 
 double activate(Activation kind, double x) {
   switch (kind) {
@@ -15,6 +16,8 @@ double activate(Activation kind, double x) {
       return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case Activation::kGeluTanh:
       return 0.5 * x * (1.0 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    case Activation::kSigmoid:
+      return 1.0 / (1.0 + std::exp(-x));
     case Activation::kGeluQuick:
     case Activation::kSwigluOai:
       break;

@@ -47,8 +47,6 @@ PLAIN: dict[str, Function] = {
     "gelu_fast": gelu_tanh,
     "gelu_tanh": gelu_tanh,
     "gelu_quick": gelu_quick,
-    "gelu": gelu,
-    "silu": silu,
 }
 GATED: dict[str, Function] = {
     "silu_and_mul": gated(silu),

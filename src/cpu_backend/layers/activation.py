@@ -6,7 +6,6 @@ import dis
 from typing import Any
 
 import torch
-import transformers.activations as hf
 from vllm.model_executor.layers import activation as host
 
 from cpu_backend import ops
@@ -60,51 +59,6 @@ class CpuQuickGELU(host.QuickGELU):
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
         return _plain(torch.ops._C.gelu_quick.default, x)
-
-
-class Activation(torch.nn.Module):
-    """A plain activation, elementwise, by an op of this project."""
-
-    def __init__(self, op: torch._ops.OpOverload) -> None:
-        super().__init__()
-        self._op = op
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x of any shape and strides; the result is dense."""
-        return _plain(self._op, x)
-
-
-def replace_plain(model: torch.nn.Module) -> int:
-    """Put this project's activations in the place of others' modules; returns how many.
-
-    PyTorch computes what does not fill its vectors by other instructions, so an element's last bit
-    depends on where it lies: on how many tokens come before it.
-    """
-    replaced = 0
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            op = _op_of(child)
-            if op is not None:
-                setattr(parent, name, Activation(op))
-                replaced += 1
-    return replaced
-
-
-def _op_of(module: torch.nn.Module) -> torch._ops.OpOverload | None:
-    named = torch.ops._C
-    kind = type(module)
-    if kind is torch.nn.GELU:
-        exact = module.approximate == "none"
-        return ops.plain_activation("gelu") if exact else named.gelu_tanh.default
-    if kind in (host.GELU, hf.GELUActivation):
-        return ops.plain_activation("gelu")
-    if kind in (host.GELUTanh, hf.GELUTanh, hf.NewGELUActivation, hf.FastGELUActivation):
-        return named.gelu_tanh.default
-    if kind is hf.QuickGELUActivation:
-        return named.gelu_quick.default
-    if kind in (torch.nn.SiLU, hf.SiLUActivation):
-        return ops.plain_activation("silu")
-    return None
 
 
 class GatedLinear:

@@ -12,7 +12,7 @@ import vllm.v1.worker.cpu.shm  # noqa: F401 - replaces torch.cuda streams and ev
 
 # isort: split
 import torch
-from vllm.config import CompilationMode, set_current_vllm_config
+from vllm.config import set_current_vllm_config
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import compat, info, layers, ops
-from cpu_backend.layers import activation, linear
+from cpu_backend.layers import linear
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
@@ -82,10 +82,7 @@ class CPUWorker(Worker):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Load, and see to modules that are not the host's layers, which see to themselves."""
         super().load_model(load_dummy_weights=load_dummy_weights)
-        model = self.model_runner.get_model()
-        linear.pack_plain(model)
-        if self.vllm_config.compilation_config.mode == CompilationMode.NONE:
-            activation.replace_plain(model)  # a compiler writes its own
+        linear.pack_plain(self.model_runner.get_model())
 
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
