@@ -123,6 +123,11 @@ bool Arena::owns(const void* data) const {
   return owner_of(data) == this;
 }
 
+bool Arena::any_owns(const void* data) {
+  const std::lock_guard guard(lock());
+  return owner_of(data) != nullptr;
+}
+
 std::optional<Arena::Block> Arena::block_of(const void* data) const {
   auto* const address = const_cast<char*>(static_cast<const char*>(data));
   const std::lock_guard guard(lock());

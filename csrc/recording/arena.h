@@ -35,6 +35,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   int64_t next_number() const { return next_number_; }
 
   bool owns(const void* data) const;
+  static bool any_owns(const void* data);
   // The block in use that holds the byte, or nothing.
   std::optional<Block> block_of(const void* data) const;
   size_t blocks_in_use() const;

@@ -353,6 +353,8 @@ void StepRecording::check_pointers(ByteRange closure) {
           block && !scopes_.empty() && block->number >= scopes_.back().first_block;
       if (!allocated && (scopes_.empty() || !scopes_.back().given.contains({value, value + 1})))
         fail(op + " keeps a pointer to memory that it was not given");
+    } else if (Arena::any_owns(address)) {
+      fail(op + " keeps a pointer to memory of another recording");
     }
   }
 }
