@@ -6,6 +6,7 @@ needs and lacks is an error.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import subprocess
@@ -92,7 +93,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return result
 
 
+END_SECONDS = 180
+
+
 def pytest_sessionfinish() -> None:
+    # A process that tests have left and that this one waits for shows where, and fails the run.
+    faulthandler.dump_traceback_later(END_SECONDS, exit=True)
     for tool, tests in _skipped.items():
         report.add("skip", tool=tool, tests=tests)
     for name, seconds in _seconds.items():
