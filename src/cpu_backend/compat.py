@@ -36,7 +36,9 @@
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
 | pack_experts                   | the same for mixtures of experts; its CPU | a platform hook;  |
 |                                | router drops the correction bias unless   | its router heeds  |
-|                                | experts are in groups, and sigmoid scores | them              |
+|                                | experts are in groups, and sigmoid scores | them, its loader  |
+|                                | do not count; its loader drops a bias     | reads them        |
+|                                | that is among the experts                 |                   |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
@@ -443,6 +445,7 @@ def pack_experts() -> None:
     RoutedExperts._get_quant_method = experts.instead_of_the_hosts(
         RoutedExperts._get_quant_method, quantization.experts_methods()
     )
+    RoutedExperts.load_weights = experts.and_the_correction_bias(RoutedExperts.load_weights)
     CPURouter.__init__ = experts.every_score_in_groups(CPURouter.__init__)
 
 
