@@ -32,8 +32,6 @@ constexpr Repeatable kOwn[] = {
     {"_C::shm_all_gather", "output"},
     {"cpu_backend::gelu", "out"},
     {"cpu_backend::silu", "out"},
-    {"cpu_backend::gelu", "out"},
-    {"cpu_backend::silu", "out"},
     {"cpu_backend::linear"},
     {"cpu_backend::linear_add"},
     {"cpu_backend::linear_act_and_mul", "out"},
@@ -258,5 +256,7 @@ bool names(std::string_view list, const std::string& argument) {
 bool leaves_loops(const std::string& name) {
   return name.rfind("_C::", 0) == 0 || name.rfind("cpu_backend::", 0) == 0;
 }
+
+bool is_made_of_ops(const std::string& name) { return name == "vllm::transformers_moe_forward"; }
 
 }  // namespace cpu_backend

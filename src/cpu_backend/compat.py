@@ -39,6 +39,8 @@
 |                                | experts are in groups, and sigmoid scores | them, its loader  |
 |                                | do not count; its loader drops a bias     | reads them        |
 |                                | that is among the experts                 |                   |
+| models                         | the host's Gemma 3n of text alone has no  | it embeds per     |
+|                                | embeddings per layer                      | layer             |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
@@ -61,6 +63,7 @@ from typing import Any
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
+from cpu_backend.layers import models
 from cpu_backend.on_load import when_loaded
 from cpu_backend.serving import (
     engine_end,
@@ -486,6 +489,7 @@ PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("vllm.entrypoints.launchers.launcher", engine_end.fail_with_engine),
     ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
     ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
+    ("vllm.model_executor.models.gemma3n", models.embed_per_layer),
     ("vllm.sampling_params", requests.look_at_constraints),
     ("vllm.v1.structured_output", requests.compile_as_accepted),
 )
