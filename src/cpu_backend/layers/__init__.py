@@ -25,6 +25,7 @@ def register_all() -> None:
         ("RMSNorm", norm.CpuRMSNorm),
         ("SiluAndMul", activation.CpuSiluAndMul),
         ("GeluAndMul", activation.CpuGeluAndMul),
+        ("GeluAndMulSparse", activation.CpuGeluAndMulSparse),
         ("NewGELU", activation.CpuNewGELU),
         ("FastGELU", activation.CpuFastGELU),
         ("QuickGELU", activation.CpuQuickGELU),
