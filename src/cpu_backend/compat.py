@@ -41,6 +41,7 @@
 |                                | that is among the experts                 |                   |
 | models                         | the host's Gemma 3n of text alone has no  | it embeds per     |
 |                                | embeddings per layer                      | layer             |
+| whole_weights                  | the host takes of a weight what fits      | it compares       |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
