@@ -40,7 +40,8 @@
 |                                | do not count; its loader drops a bias     | reads them        |
 |                                | that is among the experts                 |                   |
 | models                         | the host's Gemma 3n of text alone has no  | it embeds per     |
-|                                | embeddings per layer                      | layer             |
+|                                | embeddings per layer; its experts behind  | layer; it forgets |
+|                                | transformers keep a tensor of the step    | it                |
 | whole_weights                  | the host takes of a weight what fits      | it compares       |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
@@ -86,8 +87,8 @@ def prepare_process() -> None:
     # What the server has imported outlives the engine, which collects garbage several times while
     # it starts: without this each time visits, and so copies, all that was shared.
     os.register_at_fork(after_in_child=gc.freeze)
-    # The server's event loop hears of signals by a file that a forked engine would write to as well:
-    # the end of a rank would look to the server as if it had been asked to stop.
+    # The server's event loop hears of signals by a file that a forked engine would write to as
+    # well: the end of a rank would look to the server as if it had been asked to stop.
     os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -491,6 +492,7 @@ PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
     ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
     ("vllm.model_executor.models.gemma3n", models.embed_per_layer),
+    ("vllm.model_executor.models.transformers.moe", models.forget_chosen_experts),
     ("vllm.sampling_params", requests.look_at_constraints),
     ("vllm.v1.structured_output", requests.compile_as_accepted),
 )

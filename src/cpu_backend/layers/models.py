@@ -1,4 +1,4 @@
-"""What the host's own code of a model leaves out."""
+"""What the host's own code of some models leaves out, or leaves behind."""
 
 from __future__ import annotations
 
@@ -33,3 +33,23 @@ def embed_per_layer(module: Any) -> None:
         return original(self, input_ids, positions, per_layer_inputs=per_layer_inputs, **rest)
 
     cls.forward = forward
+
+
+def forget_chosen_experts(module: Any) -> None:
+    """vllm.model_executor.models.transformers.moe: experts that have run leave no tensor behind.
+
+    The host keeps what the router has chosen for them until the next step.  Such a tensor is of the
+    step's own memory, so the step would not be recorded.
+    """
+    cls = module.TransformersMoERunner
+    original = cls._forward_super
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        try:
+            result: torch.Tensor = original(self, *args, **kwargs)
+        finally:
+            self._moe_state.topk_ids = None
+        return result
+
+    cls._forward_super = forward

@@ -59,6 +59,7 @@ def _into_linear(load: Load) -> Load:
 
 def _out_features(layer: Any, shard: Any) -> int | None:
     """Of the whole layer, on all ranks, or of a shard of it, or of several; None if not known."""
+    sizes: dict[Any, int]
     if isinstance(layer, linear.QKVParallelLinear):
         keys = layer.total_num_kv_heads
         sizes = {
