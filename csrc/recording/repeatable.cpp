@@ -260,4 +260,6 @@ bool leaves_loops(const std::string& name) {
   return name.rfind("_C::", 0) == 0 || name.rfind("cpu_backend::", 0) == 0 || find(kOwn, name);
 }
 
+bool is_made_of_ops(const std::string& name) { return name == "vllm::transformers_moe_forward"; }
+
 }  // namespace cpu_backend

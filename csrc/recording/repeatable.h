@@ -30,4 +30,8 @@ bool names(std::string_view list, const std::string& argument);
 // Whether the op is this project's own and leaves its loops rather than being called again.
 bool leaves_loops(const std::string& name);
 
+// Whether the op is a Python function of the host's, which does all it does by calling other ops:
+// they are recorded in its place.
+bool is_made_of_ops(const std::string& name);
+
 }  // namespace cpu_backend

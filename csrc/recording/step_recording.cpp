@@ -13,6 +13,18 @@ namespace {
 
 thread_local StepRecording* open_recording = nullptr;
 
+// This thread's recording is out of sight for a while, also when an op throws.
+class NoRecording {
+ public:
+  NoRecording() : hidden_(std::exchange(open_recording, nullptr)) {}
+  ~NoRecording() { open_recording = hidden_; }
+  NoRecording(const NoRecording&) = delete;
+  NoRecording& operator=(const NoRecording&) = delete;
+
+ private:
+  StepRecording* hidden_;
+};
+
 // The dispatcher's hook for a mode on every op; nothing else of torch uses this key.
 constexpr auto kRecordKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 constexpr c10::DispatchKeySet kBelowRecording(c10::DispatchKeySet::FULL_AFTER, kRecordKey);
@@ -24,11 +36,6 @@ void record_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     op.redispatchBoxed(keys & kBelowRecording, stack);
   }
 }
-
-struct NotWithin {
-  StepRecording* recording = std::exchange(open_recording, nullptr);
-  ~NotWithin() { open_recording = recording; }
-};
 
 template <class F>
 void for_each_tensor(const c10::IValue& value, const F& f) {
@@ -195,6 +202,7 @@ bool StepRecording::is_step_data(const at::Tensor& tensor) const {
 void StepRecording::add_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                            torch::jit::Stack* stack) {
   const std::string& name = op.schema().name();
+  if (is_made_of_ops(name)) return op.redispatchBoxed(keys & kBelowRecording, stack);
   const auto first = stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
   const Call call{op, name, torch::jit::Stack(first, stack->end()), repeatable(name)};
   if (leaves_loops(name)) {
@@ -234,8 +242,9 @@ void StepRecording::add_foreign(const Call& call, torch::jit::Stack* stack) {
   if (in_place) note_reads(call);  // before they change
   const size_t below = stack->size() - call.arguments.size();
   {
+    // Whatever it runs inside, it is called again as a whole.
     const c10::impl::ExcludeDispatchKeyGuard not_within(kRecordKey);
-    const NotWithin no_loops;  // of this project's ops that this one may call: it is called again
+    const NoRecording no_loops;
     call.op.callBoxed(stack);
   }
   if (!touches_data) return;

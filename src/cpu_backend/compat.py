@@ -36,7 +36,13 @@
 | pack_linear_weights            | the host picks linear kernels by ISA name | a platform hook   |
 | pack_experts                   | the same for mixtures of experts; its CPU | a platform hook;  |
 |                                | router drops the correction bias unless   | its router heeds  |
-|                                | experts are in groups, and sigmoid scores | them              |
+|                                | experts are in groups, and sigmoid scores | them, its loader  |
+|                                | do not count; its loader drops a bias     | reads them        |
+|                                | that is among the experts                 |                   |
+| models                         | the host's Gemma 3n of text alone has no  | it embeds per     |
+|                                | embeddings per layer; its experts behind  | layer; it forgets |
+|                                | transformers keep a tensor of the step    | it                |
+| whole_weights                  | the host takes of a weight what fits      | it compares       |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
@@ -59,6 +65,7 @@ from typing import Any
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
+from cpu_backend.layers import models
 from cpu_backend.on_load import when_loaded
 from cpu_backend.serving import (
     engine_end,
@@ -443,6 +450,7 @@ def pack_experts() -> None:
     RoutedExperts._get_quant_method = experts.instead_of_the_hosts(
         RoutedExperts._get_quant_method, quantization.experts_methods()
     )
+    RoutedExperts.load_weights = experts.and_the_correction_bias(RoutedExperts.load_weights)
     CPURouter.__init__ = experts.every_score_in_groups(CPURouter.__init__)
 
 
@@ -483,6 +491,8 @@ PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("vllm.entrypoints.launchers.launcher", engine_end.fail_with_engine),
     ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
     ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
+    ("vllm.model_executor.models.gemma3n", models.embed_per_layer),
+    ("vllm.model_executor.models.transformers.moe", models.forget_chosen_experts),
     ("vllm.sampling_params", requests.look_at_constraints),
     ("vllm.v1.structured_output", requests.compile_as_accepted),
 )

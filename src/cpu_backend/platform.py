@@ -198,6 +198,11 @@ def _check_architecture(config: VllmConfig) -> None:
             f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
             "choose a model whose layers all attend to keys and values."
         )
+    if model.hf_config.model_type == "hrm_text" and not model.hf_config.prefix_lm:
+        raise ConfigError(
+            f"{model.architecture} reads prompts in both directions here, and this one's "
+            "config.json (prefix_lm) says forwards alone: choose another model."
+        )
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -157,6 +157,9 @@ ONE_OF_EACH = {
     "more layers than weights": Mistake(
         "were not initialized from checkpoint", with_config(num_hidden_layers=31)
     ),
+    "smaller layers than weights": Mistake(
+        "config.json makes it [576, 1000]", with_config(intermediate_size=1000)
+    ),
     "long": Mistake("longer than the 8192 tokens", arguments=("--max-model-len", "999999")),
     "quantization": Mistake("'foo' is not known", arguments=("--quantization", "foo")),
     "tokenizer elsewhere": Mistake(

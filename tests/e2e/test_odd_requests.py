@@ -58,6 +58,8 @@ ODD = {
     "broken regex": constrained(regex="("),
     "empty grammar": constrained(grammar=""),
     "blank grammar": constrained(grammar=" \n"),
+    "grammar without a body": constrained(grammar="root ::= "),
+    "rule without a body": constrained(grammar='root ::= a "b"\na ::= \nc ::= "d"'),
     "recursive grammar": constrained(grammar="root ::= root"),
     "mutual recursion": constrained(grammar="root ::= a\na ::= root"),
     "recursive lark grammar": constrained(grammar="start: start"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cpu_backend.errors import ConfigError
+from tests.e2e.forked_cli import Run, run_all
+from tests.zoo import build
 
 
 def _configure(model: str | Path, **options: Any) -> Any:
@@ -60,3 +63,34 @@ def test_async_scheduling_is_switched_off_and_said(
     config = _configure(model_path, async_scheduling=True)
     assert config.scheduler_config.async_scheduling is False
     assert "async scheduling is off" in caplog.text
+
+
+HRM = build.Spec(
+    "HrmTextForCausalLM", "HRM-Text", "hrm_text", {"num_hidden_layers": 1, "L_cycles": 1}
+)
+
+
+def test_steps_that_are_shorter_than_prompts_that_are_read_in_one(tmp_path: Path) -> None:
+    """The engine knows when it has built the model."""
+    build.write_config(HRM, tmp_path)
+    options = {
+        "model": str(tmp_path),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_num_batched_tokens": 256,
+        "max_num_seqs": 4,
+    }
+    runs = [
+        Run(tuple(f"{key}={json.dumps(value)}" for key, value in run.items()), program="LLM")
+        for run in ({**options, "max_model_len": 257}, {**options, "max_model_len": 256})
+    ]
+    long, fitting = run_all(runs, tmp_path)
+    assert "steps of 256 tokens are shorter than --max-model-len 257" in long.sentence
+    assert long.code == 1
+    assert fitting.code == 0, fitting.err[-4000:]
+
+
+def test_prompts_that_would_be_read_the_wrong_way(tmp_path: Path) -> None:
+    build.write_config(replace(HRM, config={**HRM.config, "prefix_lm": False}), tmp_path)
+    with pytest.raises(ConfigError, match=r"both directions .* choose another model"):
+        _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)

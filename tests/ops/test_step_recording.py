@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -310,13 +311,41 @@ def test_step_data_must_be_named_itself(dtype: torch.dtype, seeded: torch.Genera
     assert "from a tensor that was not named as new in every step" in recording.error
 
 
-def test_an_op_of_python_is_refused() -> None:
+def test_an_op_of_python_is_refused(seeded: torch.Generator) -> None:
+    """By its own name, also where it runs loops of this project."""
+    linear = ops.PackedLinear(torch.randn(4, 2, generator=seeded))
+
     @torch.library.custom_op("cpu_backend_tests::double", mutates_args=())
     def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+        return linear(x) * 2
 
-    recording = record(lambda: double(torch.ones(2)))
+    recording = record(lambda: double(torch.ones(1, 2)))
     assert "cpu_backend_tests::double is not an op that this backend knows" in recording.error
+
+
+def test_what_the_hosts_op_around_experts_calls_is_recorded(seeded: torch.Generator) -> None:
+    from vllm.forward_context import override_forward_context
+    from vllm.model_executor.models.transformers import moe
+
+    linear = ops.PackedLinear(torch.randn(HIDDEN, HIDDEN, generator=seeded))
+    state = moe.TransformersMoEState()
+    layer = SimpleNamespace(_moe_state=state)
+    layer._forward_super = lambda x, weights: linear(x) * weights * state.topk_ids
+    context = SimpleNamespace(no_compile_layers={"layer": layer})
+    x = torch.randn(3, HIDDEN, generator=seeded)
+
+    def function() -> torch.Tensor:
+        ids, weights = (x[:, :1] > 0).int(), x[:, :1] + 1
+        try:
+            result: torch.Tensor = torch.ops.vllm.transformers_moe_forward(x, ids, weights, "layer")
+        finally:
+            state.topk_ids = None
+        return result
+
+    with override_forward_context(context):
+        recording = record(function, memory=[x])
+        x.copy_(torch.randn(x.shape, generator=seeded))
+        assert torch.equal(replay_over_garbage(recording), function())
 
 
 def test_an_error_while_recording_leaves_torch_as_it_was() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from collections.abc import Callable
 
 import pytest
@@ -163,3 +165,17 @@ def test_model_memory_is_found_where_modules_keep_it() -> None:
     wanted.append(first.caches[1]["other"])
     assert {tensor.untyped_storage().data_ptr() for tensor in wanted} < found
     assert len(found) == 2 * len(wanted)
+
+
+def test_model_memory_has_the_constants_of_the_files_that_define_the_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = types.ModuleType("vllm.made_up")
+    file.EPSILON = torch.tensor(1e-5)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, file.__name__, file)
+
+    class Layer(torch.nn.Identity):
+        __module__ = file.__name__
+
+    (found,) = model_memory(torch.nn.Sequential(Layer(), Layer()))
+    assert found is file.EPSILON

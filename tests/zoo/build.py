@@ -54,6 +54,7 @@ class Spec:
     refused: words of the sentence that refuses it at start; host: of the exception with which the
     host itself fails (a pattern).  selected: runs by default.  note: for the table.
     reference: what the config of ``transformers`` has to say to mean what the host does.
+    whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Spec:
     note: str = ""
     reference: dict[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
+    whole_prompts: bool = False
 
 
 def build(spec: Spec, folder: Path) -> torch.nn.Module:

@@ -49,13 +49,22 @@ def is_sentence(message: str) -> bool:
     return re.fullmatch(r"[^\n]+[^.\s]\.", message) is not None and ". " not in message
 
 
+def _logits(model: Any, prompt: Prompt, answer: Iterable[int] = ()) -> torch.Tensor:
+    """[tokens, vocabulary] after each token of the prompt and the answer; a model that reads
+    prompts in both directions is told which tokens are the prompt's."""
+    ids = [*prompt, *answer]
+    kinds = torch.tensor([[1] * len(prompt) + [0] * (len(ids) - len(prompt))])
+    told = {"token_type_ids": kinds} if getattr(model.config, "prefix_lm", False) else {}
+    logits: torch.Tensor = model(torch.tensor([ids]), **told).logits[0].float()
+    return logits
+
+
 @torch.no_grad()
 def gaps(model: Any, prompt: Prompt, tokens: Iterable[int]) -> torch.Tensor:
     """How far each chosen token's logit lies below the best, in standard deviations of the logits
     that ``model`` gives after the prompt and the tokens before it."""
     chosen = torch.tensor(list(tokens))
-    logits = model(torch.tensor([[*prompt, *chosen.tolist()]])).logits[0].float()
-    logits = logits[len(prompt) - 1 : -1]
+    logits = _logits(model, prompt, chosen.tolist())[len(prompt) - 1 : -1]
     own = logits.gather(1, chosen[:, None])[:, 0]
     result: torch.Tensor = (logits.max(1).values - own) / logits.std(1)
     return result
@@ -64,9 +73,12 @@ def gaps(model: Any, prompt: Prompt, tokens: Iterable[int]) -> torch.Tensor:
 @torch.no_grad()
 def prompt_logprobs(model: Any, prompt: Prompt) -> torch.Tensor:
     """Log-probabilities [len(prompt) - 1] of the prompt's tokens from the second on."""
-    ids = torch.tensor([prompt])
-    logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
-    return logprobs.gather(1, ids[0, 1:, None])[:, 0]
+    return _logits(model, prompt)[:-1].log_softmax(-1).gather(1, _next(prompt))[:, 0]
+
+
+def _next(prompt: Prompt) -> torch.Tensor:
+    """The tokens from the second on, [len(prompt) - 1, 1]."""
+    return torch.tensor(prompt)[1:, None]
 
 
 @torch.no_grad()
@@ -74,9 +86,8 @@ def worst_error(model: Any, answers: dict[Prompt, Answer]) -> float:
     """The largest error of a prompt's log-probabilities, in standard deviations of its logits."""
     worst = 0.0
     for prompt, answer in answers.items():
-        ids = torch.tensor([prompt])
-        logits = model(ids).logits[0, :-1].float()
-        exact = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        logits = _logits(model, prompt)[:-1]
+        exact = logits.log_softmax(-1).gather(1, _next(prompt))[:, 0]
         error = (torch.tensor(answer.prompt_logprobs) - exact).abs() / logits.std(1)
         worst = max(worst, float(error.max()))
     return worst

@@ -11,7 +11,7 @@ def register_all() -> None:
     from vllm.model_executor.custom_op import CustomOp
 
     from cpu_backend import compat
-    from cpu_backend.layers import activation, norm, quantization
+    from cpu_backend.layers import activation, norm, quantization, whole_weights
     from cpu_backend.layers.quantization import at_load, gguf
 
     at_load.register()
@@ -19,12 +19,14 @@ def register_all() -> None:
     compat.pack_linear_weights()
     compat.pack_experts()
     compat.map_parameters()
+    whole_weights.require()
     compat.choose_top_tokens_without_sort()
     quantization.register_kernels()
     for name, cls in (
         ("RMSNorm", norm.CpuRMSNorm),
         ("SiluAndMul", activation.CpuSiluAndMul),
         ("GeluAndMul", activation.CpuGeluAndMul),
+        ("GeluAndMulSparse", activation.CpuGeluAndMulSparse),
         ("NewGELU", activation.CpuNewGELU),
         ("FastGELU", activation.CpuFastGELU),
         ("QuickGELU", activation.CpuQuickGELU),

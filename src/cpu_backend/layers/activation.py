@@ -18,6 +18,12 @@ def _gated(op: torch._ops.OpOverload, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _gated_gelu(approximate: str, x: torch.Tensor) -> torch.Tensor:
+    if approximate == "tanh":
+        return _gated(torch.ops._C.gelu_tanh_and_mul.default, x)
+    return _gated(torch.ops._C.gelu_and_mul.default, x)
+
+
 def _plain(op: torch._ops.OpOverload, x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)  # dense, however x lies
     op(out, x)
@@ -35,9 +41,17 @@ class CpuGeluAndMul(host.GeluAndMul):
     """gelu(x[..., :d]) * x[..., d:], exact or with the tanh approximation."""
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
-        if self.approximate == "tanh":
-            return _gated(torch.ops._C.gelu_tanh_and_mul.default, x)
-        return _gated(torch.ops._C.gelu_and_mul.default, x)
+        return _gated_gelu(self.approximate, x)
+
+
+class CpuGeluAndMulSparse(host.GeluAndMulSparse):
+    """The same of what x[..., :d] exceeds its mean and some standard deviations by."""
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        deviation = gate.std(-1, keepdim=True, unbiased=False)
+        limit = gate.mean(-1, keepdim=True) + deviation * self.std_multiplier
+        return _gated_gelu(self.approximate, torch.cat((torch.relu(gate - limit), up), -1))
 
 
 class CpuNewGELU(host.NewGELU):

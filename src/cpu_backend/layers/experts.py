@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from cpu_backend import ops
 from cpu_backend.layers.quantization.packing import naming
@@ -222,3 +223,33 @@ def every_score_in_groups(init: Callable[..., None]) -> Callable[..., None]:
             self.use_grouped_topk, self.num_expert_group, self.topk_group = True, 1, 1
 
     return __init__
+
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def and_the_correction_bias(
+    load_weights: Callable[[RoutedExperts, Weights], Iterable[str]],
+) -> Callable[[RoutedExperts, Weights], Iterator[str]]:
+    """A ``RoutedExperts.load_weights`` that loads the router's correction bias too, where the
+    checkpoint has it among the experts (Laguna).
+
+    The host passes over every name that is no expert's, and the bias would stay zero.
+    """
+    bias_name = "e_score_correction_bias"
+
+    def load(self: RoutedExperts, weights: Weights) -> Iterator[str]:
+        loaded = []
+
+        def of_experts() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, weight in weights:
+                if name == bias_name and self.e_score_correction_bias is not None:
+                    default_weight_loader(self.e_score_correction_bias, weight)
+                    loaded.append(name)
+                else:
+                    yield name, weight
+
+        yield from load_weights(self, of_experts())
+        yield from loaded
+
+    return load

@@ -16,6 +16,9 @@ from typing import Any
 # A lone half of a pair, escaped or in bytes; whole pairs are found too and looked at closely.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
+# What xgrammar refuses, and the library that the host then asks takes for the empty text.
+EMPTY_RULE = re.compile(r"([\w-]+)\s*::=\s*(?=[\w-]+\s*::=|\Z)")
+
 # Kinds of expressions in a grammar that xgrammar writes as JSON.
 CHARACTERS, RULE, SEQUENCE, CHOICES, REPEAT = 1, 4, 5, 6, 8
 ALL_CHARACTERS = 0x110000
@@ -75,15 +78,27 @@ def look_at_constraints(module: Any) -> None:
                 f"The constraint on the output cannot be used: {' '.join(str(error).split())}"
             ) from error
         constraint = self.structured_outputs
-        if constraint is not None and constraint._backend == "xgrammar":
-            grammar = _grammar(constraint)
-            if grammar is not None and not is_productive(grammar):
-                raise module.VLLMValidationError(
-                    "The constraint on the output allows no answer: every text that it describes "
-                    "is without an end, or needs a character that none can be."
-                )
+        if constraint is not None and (said := unanswerable(constraint)):
+            raise module.VLLMValidationError(said)
 
     cls._validate_structured_outputs = validate
+
+
+def unanswerable(constraint: Any) -> str:
+    """What is wrong with a constraint that compiles; empty if an answer can fit it."""
+    if constraint._backend == "xgrammar":
+        grammar = _grammar(constraint)
+        if grammar is not None and not is_productive(grammar):
+            return (
+                "The constraint on the output allows no answer: every text that it describes is "
+                "without an end, or needs a character that none can be."
+            )
+    elif empty := EMPTY_RULE.search(constraint.grammar or ""):
+        return (
+            f'The constraint on the output has nothing after "{empty[1]} ::=" (the empty text is '
+            'written "").'
+        )
+    return ""
 
 
 def _grammar(constraint: Any) -> str | None:

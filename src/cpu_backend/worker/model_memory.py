@@ -1,11 +1,14 @@
 """The tensors that a model keeps from step to step: what a recorded step may read beside its own.
 
 Parameters and buffers are known to torch.  Beside them modules keep tensors as plain attributes, in
-lists, and in the objects that compute for them (attention implementations, quantization methods).
+lists, in the objects that compute for them (attention implementations, quantization methods), and
+as globals of the files that define them.
 """
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,10 +25,18 @@ def model_memory(model: torch.nn.Module) -> list[torch.Tensor]:
     storages: dict[int, torch.Tensor] = {}
     visited: set[int] = set()
     for module in model.modules():
-        for tensor in _tensors(vars(module), _DEPTH, visited):
+        for tensor in itertools.chain(_tensors(vars(module), _DEPTH, visited), _globals(module)):
             if tensor.device.type == "cpu" and tensor.layout == torch.strided:
                 storages.setdefault(tensor.untyped_storage().data_ptr(), tensor)
     return list(storages.values())
+
+
+def _globals(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Tensors that the file of a module's class has as constants."""
+    source = type(module).__module__
+    if source.partition(".")[0] in _PACKAGES:
+        values = vars(sys.modules[source]).values()
+        yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def _tensors(value: Any, depth: int, visited: set[int]) -> Iterator[torch.Tensor]:

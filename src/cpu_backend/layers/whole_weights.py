@@ -1,0 +1,105 @@
+"""Weights of the checkpoint are loaded whole, or not at all.
+
+The host's linear layers take of a larger weight what fits, and its experts fill what a smaller one
+does: with another model's config.json the engine starts, and answers nonsense.  Before a layer
+loads a weight that is not quantized, its shape in the file is held against the layer's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.model_executor.layers import linear
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+
+from cpu_backend.errors import ConfigError
+
+Load = Callable[..., Any]
+LINEAR = (
+    linear.ColumnParallelLinear,
+    linear.MergedColumnParallelLinear,
+    linear.QKVParallelLinear,
+    linear.RowParallelLinear,
+)
+
+
+def require() -> None:
+    """From now on, for the layers that the host will make."""
+    for cls in LINEAR:
+        for name in {"weight_loader", "weight_loader_v2"} & vars(cls).keys():
+            setattr(cls, name, _into_linear(getattr(cls, name)))
+    RoutedExperts.weight_loader = _into_experts(RoutedExperts.weight_loader)
+
+
+def _into_linear(load: Load) -> Load:
+    @functools.wraps(load)
+    def weight_loader(
+        self: Any,
+        param: torch.nn.Parameter,
+        loaded_weight: torch.Tensor,
+        loaded_shard_id: Any = None,
+    ) -> Any:
+        unquantized = isinstance(self.quant_method, linear.UnquantizedLinearMethod)
+        if unquantized and not getattr(param, "is_sharded_weight", False):
+            size = _out_features(self, loaded_shard_id)
+            if size is not None:
+                whole = (size, self.input_size)[: param.dim()]
+                _compare(self.prefix, loaded_weight, whole)
+        shard = () if loaded_shard_id is None else (loaded_shard_id,)
+        return load(self, param, loaded_weight, *shard)
+
+    return weight_loader
+
+
+def _out_features(layer: Any, shard: Any) -> int | None:
+    """Of the whole layer, on all ranks, or of a shard of it, or of several; None if not known."""
+    sizes: dict[Any, int]
+    if isinstance(layer, linear.QKVParallelLinear):
+        keys = layer.total_num_kv_heads
+        sizes = {
+            "q": layer.total_num_heads * layer.head_size,
+            "k": keys * layer.head_size,
+            "v": keys * layer.v_head_size,
+        }
+    elif isinstance(layer, linear.MergedColumnParallelLinear):
+        sizes = dict(enumerate(layer.output_sizes))
+    else:
+        return int(layer.output_size)
+    shards = sizes if shard is None else shard if isinstance(shard, tuple) else (shard,)
+    return sum(sizes[s] for s in shards) if sizes.keys() >= set(shards) else None
+
+
+def _into_experts(load: Load) -> Load:
+    @functools.wraps(load)
+    def weight_loader(
+        self: Any,
+        param: torch.nn.Parameter,
+        loaded_weight: torch.Tensor,
+        weight_name: str,
+        shard_id: str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if isinstance(self.quant_method, UnquantizedFusedMoEMethod) and param.dim() == 3:
+            moe = self.moe_config
+            shape = (moe.intermediate_size, moe.hidden_dim_unpadded)
+            _compare(weight_name, loaded_weight, shape[::-1] if shard_id == "w2" else shape)
+        return load(self, param, loaded_weight, weight_name, shard_id, *args, **kwargs)
+
+    return weight_loader
+
+
+def _compare(name: str, weight: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ConfigError for a matrix or bias of another shape."""
+    if weight.dim() == len(shape) and tuple(weight.shape) != shape:
+        kind = "bias" if len(shape) == 1 else "weight"
+        raise ConfigError(
+            f"A {kind} for {name} has shape {list(weight.shape)} in the checkpoint, and its "
+            f"config.json makes it {list(shape)}: they are of two models, so download both again."
+        )
