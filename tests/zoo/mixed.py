@@ -1,0 +1,139 @@
+"""Images and sounds beside text: alone, together, in chunks and from the prefix cache."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests import tools
+from tests.zoo import judge
+from tests.zoo.build import build, write_config
+from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.media import Case, with_others
+from tests.zoo.media_specs import MediaSpec
+from tests.zoo.run import Answer, Failed, Round, forked, generate
+from tests.zoo.text import ENGINES, SCORED, rounds
+
+COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
+FIXED = ("alone", "together", "recorded", "eager")
+MEDIA = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 2, "audio": 2, "video": 0}}
+ONE_SOUND = {**MEDIA, "limit_mm_per_prompt": {"audio": 1}, "max_num_batched_tokens": 1024}
+
+
+class Reference(torch.nn.Module):
+    """``transformers``' model before one case: tokens [1, n] in, logits out."""
+
+    def __init__(self, model: torch.nn.Module, case: Case, processor: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.case = case
+        self.inputs = case.inputs(processor)
+        self.config = model.config
+
+    def prompt(self) -> tuple[int, ...]:
+        """The case's tokens as the processor says them."""
+        return tuple(self.inputs[self.case.ids][0].tolist())
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        """``ids``: the case's tokens and what follows them."""
+        dtype = next(self.model.parameters()).dtype
+        given = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.inputs.items()
+        }
+        longer = ids.shape[1] - given[self.case.ids].shape[1]
+        for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
+            if name in given:
+                given[name] = torch.nn.functional.pad(given[name], (0, longer), value=fill)
+        return self.model(**{**given, self.case.ids: ids})
+
+
+def examine(spec: MediaSpec, folder: Path) -> Outcome:
+    """Build the model, run every engine, compare.  Runs in a process of its own."""
+    options = ONE_SOUND if spec.fixed else MEDIA
+    if spec.refused or (spec.needs and not tools.is_there(spec.needs)):
+        write_config(spec, folder)
+        try:
+            forked(generate, folder, {**ENGINES["recorded"], **options}, [])
+        except Failed as failed:
+            return judge.failure(failed, spec.host, spec.note)
+        return Outcome(ENDED, "started without its weights")
+    processor = spec.processor(folder)
+    model = build(spec, folder)
+    sent = rounds(spec.cases)
+    scored = [Round((case,), SCORED) for case in spec.cases[:3]]
+    try:
+        answers = {
+            name: forked(generate, folder, {**engine, **options}, sent + scored)
+            for name, engine in ENGINES.items()
+        }
+    except Failed as failed:
+        return judge.failure(failed, spec.host, spec.note)
+    greedy = {name: by_round[: len(sent)] for name, by_round in answers.items()}
+    faults = judge.differences(sent, greedy, cached=not spec.fixed)
+    references = [Reference(model, case, processor) for case in spec.cases]
+    first = dict(zip(_cases(sent), _answers(greedy["eager"]), strict=True))
+    faults += _token_faults(references, [first[case] for case in spec.cases])
+    faults += _blind_faults(model, processor, first)
+    scores = {name: _answers(by_round[len(sent) :]) for name, by_round in answers.items()}
+    faults += _score_faults(references, scores)
+    compared, dtypes = FIXED if spec.fixed else COMPARED, ("fp32", "bf16")
+    state = RIGHT if not faults else HOST if spec.host else WRONG
+    return Outcome(state, "; ".join(faults) or spec.note, dtypes, compared)
+
+
+def _cases(sent: list[Round]) -> list[Case]:
+    return [case for asked in sent for case in asked.prompts]
+
+
+def _answers(by_round: list[list[Answer]]) -> list[Answer]:
+    return [answer for found in by_round for answer in found]
+
+
+def _token_faults(references: list[Reference], answers: list[Answer]) -> list[str]:
+    """Prompts that the host reads otherwise than transformers' processor, and tokens that the model
+    would not choose."""
+    for reference, answer in zip(references, answers, strict=True):
+        if answer.prompt != reference.prompt():
+            return [f"the host's prompt has other tokens: {answer.prompt[:60]}"]
+    gaps = {
+        len(reference.case): float(judge.gaps(reference, answer.prompt, answer.tokens).max())
+        for reference, answer in zip(references, answers, strict=True)
+    }
+    worst = max(gaps, key=lambda n: gaps[n])
+    if gaps[worst] < judge.TIE:
+        return []
+    return [f"{worst} letters alone: a token {gaps[worst]:.2f} deviations below the best"]
+
+
+def _blind_faults(model: Any, processor: Any, answers: dict[Case, Answer]) -> list[str]:
+    """Answers that fit other media as well prove nothing."""
+    for case, answer in answers.items():
+        if case.media:
+            other = Reference(model, with_others(case), processor)
+            if float(judge.gaps(other, answer.prompt, answer.tokens).max()) < judge.TIE:
+                return [f"{len(case)} letters: the answer fits other media too, so proves little"]
+    return []
+
+
+def _score_faults(references: list[Reference], scores: dict[str, list[Answer]]) -> list[str]:
+    """Log-probabilities of prompts that are off, and how far in bf16 (last: it rounds the model)."""
+    faults = []
+    for name in ("eager", "recorded"):
+        error = max(
+            judge.worst_error(reference, {answer.prompt: answer})
+            for reference, answer in zip(references, scores[name], strict=False)
+        )
+        if not error < judge.TIE:
+            faults.append(f"{name}: log-probabilities of a prompt are {error:.2f} deviations off")
+    errors = [
+        judge.bf16_errors(reference, {answer.prompt: answer})
+        for reference, answer in zip(references, scores["bf16"], strict=False)
+    ]
+    ours, theirs = (math.hypot(*found) for found in zip(*errors, strict=True))
+    if not ours <= judge.BF16_FACTOR * theirs:
+        faults.append(f"bf16: error {ours:.3g}, transformers' {theirs:.3g}")
+    return faults

@@ -1,0 +1,162 @@
+"""Processors made in code: a tokenizer of bytes beside what cuts images and sounds.
+
+Each function leaves its processor in the model's folder and returns it.  The first special token of
+a model's own has number FIRST, as its Spec's config says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.zoo.tokens import SPECIAL, write_tokenizer
+
+FIRST = len(SPECIAL)
+SIDE = 56  # pixels of an image's side, where it is fixed; four patches of 14
+IDEFICS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+QWEN = (
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_pad|>",
+)
+
+
+def _image_processor(name: str, **options: Any) -> Any:
+    """``transformers``' own for this machine: without torchvision, the one by PIL."""
+    import transformers
+    from transformers.utils import is_torchvision_available
+
+    backend = "" if is_torchvision_available() else "Pil"
+    return getattr(transformers, f"{name}ImageProcessor{backend}")(**options)
+
+
+def _keep(processor: Any, folder: Path) -> Any:
+    processor.save_pretrained(folder)
+    return processor
+
+
+def gemma3(folder: Path) -> Any:
+    from transformers import Gemma3Processor
+
+    image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+    named = {"image_token": image, "boi_token": begin, "eoi_token": end}
+    lines = ["\n" * n for n in range(1, 5)]  # one token each, which the host merges
+    tokenizer = write_tokenizer(folder, [image, begin, end, *lines], extra_special_tokens=named)
+    images = _image_processor("Gemma3", size={"height": SIDE, "width": SIDE})
+    return _keep(Gemma3Processor(images, tokenizer, image_seq_length=4), folder)
+
+
+def idefics3(folder: Path) -> Any:
+    from transformers import Idefics3Processor
+
+    tokenizer = write_tokenizer(folder, IDEFICS)
+    return _keep(Idefics3Processor(_idefics_images("Idefics3"), tokenizer, image_seq_len=4), folder)
+
+
+
+def _idefics_images(name: str) -> Any:
+    size, tile = {"longest_edge": 2 * SIDE}, {"longest_edge": SIDE}
+    return _image_processor(name, size=size, max_image_size=tile)
+
+
+def llava(folder: Path) -> Any:
+    from transformers import LlavaProcessor
+
+    return _keep(
+        LlavaProcessor(
+            _image_processor("CLIP", **_square()),
+            write_tokenizer(folder, ["<image>"]),
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+        folder,
+    )
+
+
+def llava_next(folder: Path) -> Any:
+    from transformers import LlavaNextProcessor
+
+    pinpoints = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+    return _keep(
+        LlavaNextProcessor(
+            _image_processor("LlavaNext", image_grid_pinpoints=pinpoints, **_square()),
+            write_tokenizer(folder, ["<image>"]),
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+        folder,
+    )
+
+
+def _square() -> dict[str, Any]:
+    return {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+
+
+def paligemma(folder: Path) -> Any:
+    from transformers import PaliGemmaProcessor
+
+    tokenizer = write_tokenizer(folder, ["<image>", "\n"])
+    images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
+    images.image_seq_length = 16
+    return _keep(PaliGemmaProcessor(images, tokenizer), folder)
+
+
+def qwen2_vl(folder: Path) -> Any:
+    from transformers import Qwen2VLProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = write_tokenizer(folder, QWEN)
+    return _keep(Qwen2VLProcessor(_qwen_images(14), tokenizer, Qwen2VLVideoProcessor()), folder)
+
+
+def qwen2_5_vl(folder: Path) -> Any:
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = write_tokenizer(folder, QWEN)
+    return _keep(Qwen2_5_VLProcessor(_qwen_images(14), tokenizer, Qwen2VLVideoProcessor()), folder)
+
+
+def qwen3_vl(folder: Path) -> Any:
+    from transformers import Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    half = [0.5] * 3
+    images = _qwen_images(16, image_mean=half, image_std=half)
+    tokenizer = write_tokenizer(folder, QWEN)
+    return _keep(Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor()), folder)
+
+
+def _qwen_images(patch: int, **options: Any) -> Any:
+    """Of 4 to 16 tokens, each of two by two patches."""
+    token = (2 * patch) ** 2
+    size = {"shortest_edge": 4 * token, "longest_edge": 16 * token}
+    return _image_processor("Qwen2VL", patch_size=patch, size=size, **options)
+
+
+def qwen2_audio(folder: Path) -> Any:
+    from transformers import Qwen2AudioProcessor
+
+    tokenizer = write_tokenizer(folder, ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
+    return _keep(Qwen2AudioProcessor(_spectrum(), tokenizer), folder)
+
+
+def whisper(folder: Path) -> Any:
+    from transformers import WhisperProcessor, WhisperTokenizer
+
+    from tests.zoo.tokens import byte_vocabulary
+
+    special = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>")
+    special += ("<|notimestamps|>", "<pad>")
+    tokenizer = WhisperTokenizer(
+        vocab=byte_vocabulary(special), merges=[], additional_special_tokens=list(special)
+    )
+    return _keep(WhisperProcessor(_spectrum(), tokenizer), folder)
+
+
+def _spectrum() -> Any:
+    """Of three seconds: 300 frames of 80 bands."""
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(feature_size=80, chunk_length=3)
