@@ -41,6 +41,8 @@
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
 |                                | its own sampler filters (worker/sampler)  |                   |
+| keep_whole                     | the host cuts images into chunks whose    | it keeps them     |
+|                                | tokens see each other                     | whole             |
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cpu_backend import envs
+from cpu_backend.attention import whole_spans
 from cpu_backend.errors import ConfigError
 from cpu_backend.on_load import when_loaded
 from cpu_backend.serving import (
@@ -484,5 +487,6 @@ PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
     ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
     ("vllm.sampling_params", requests.look_at_constraints),
+    ("vllm.v1.core.sched.scheduler", whole_spans.keep_whole),
     ("vllm.v1.structured_output", requests.compile_as_accepted),
 )

@@ -129,9 +129,10 @@ def with_others(case: Case) -> Case:
     return replace(case, media=tuple(replace(m, seed=m.seed + 7) for m in case.media))
 
 
-def shown(mark: str, media: Sequence[Medium]) -> list[Case]:
+def shown(mark: str, media: Sequence[Medium], at_once: int = 2) -> tuple[Case, ...]:
     """Six requests: one medium of each size (three), the first text with another medium of the same
-    size, which only its content tells apart; two media at once; a text alone."""
+    size, which only its content tells apart; two media, if so many are allowed ``at_once``; a text
+    alone."""
     generator = random.Random(20)
 
     def text(length: int) -> str:
@@ -140,23 +141,23 @@ def shown(mark: str, media: Sequence[Medium]) -> list[Case]:
     small, middle, large = media
     other = replace(small, seed=small.seed + 3)
     begin, end = text(5), text(8)
-    return [
+    return (
         Shown(mark, begin, (small,), end),
         Shown(mark, text(40), (middle,), end),
         Shown(mark, text(200), (large,), text(90)),
         Shown(mark, begin, (other,), end),
-        Shown(mark, text(17), (other, middle), end),
+        Shown(mark, text(17), (other, middle)[:at_once], end),
         Shown(mark, text(129), (), ""),
-    ]
+    )
 
 
-def heard(start: int, media: Sequence[Sound]) -> list[Case]:
+def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
     """Six requests: as many sounds, transcripts that begin with one token and with a page's."""
     generator = random.Random(20)
     lengths = (4, 1, 140, 5, 9, 64)
     small, middle, large = media
     sounds = (small, middle, large, replace(small, seed=small.seed + 3), middle, large)
-    return [
+    return tuple(
         Heard(start, (sound,), tuple(generator.randrange(10, 1000) for _ in range(length)))
         for sound, length in zip(sounds, lengths, strict=True)
-    ]
+    )

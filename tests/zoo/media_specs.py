@@ -60,10 +60,6 @@ def _qwen_text(model_type: str, sections: tuple[int, ...], **different: Any) -> 
     return {"model_type": model_type, "rope_parameters": {**rope, **different}}
 
 
-def _pictures(mark: str) -> tuple[Case, ...]:
-    return tuple(shown(mark, PICTURES))
-
-
 IMAGES = (
     MediaSpec(
         "Gemma3ForConditionalGeneration",
@@ -77,14 +73,14 @@ IMAGES = (
                 "layer_types": ["sliding_attention", "full_attention"] * 2,
             },
             "vision_config": SIGLIP,
-            "mm_tokens_per_image": 4,
+            "mm_tokens_per_image": 16,
             "image_token_index": FIRST,
             "boi_token_index": FIRST + 1,
             "eoi_token_index": FIRST + 2,
             "tie_word_embeddings": True,
         },
         processor=processors.gemma3,
-        cases=_pictures("<start_of_image>"),
+        cases=shown("<start_of_image>", PICTURES),
         published=TOWER,
         selected=True,
         **TORCHVISION,
@@ -100,7 +96,7 @@ IMAGES = (
             "image_token_id": FIRST,
         },
         processor=processors.idefics3,
-        cases=_pictures("<image>"),
+        cases=shown("<image>", PICTURES),
         selected=True,
     ),
     MediaSpec(
@@ -115,7 +111,7 @@ IMAGES = (
             "image_seq_length": 16,
         },
         processor=processors.llava,
-        cases=_pictures("<image>"),
+        cases=shown("<image>", PICTURES),
         published=TOWER,
         **TORCHVISION,
     ),
@@ -132,7 +128,7 @@ IMAGES = (
             "image_grid_pinpoints": [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]],
         },
         processor=processors.llava_next,
-        cases=_pictures("<image>"),
+        cases=shown("<image>", PICTURES),
         published=TOWER,
         **TORCHVISION,
     ),
@@ -148,7 +144,7 @@ IMAGES = (
             "tie_word_embeddings": True,
         },
         processor=processors.paligemma,
-        cases=_pictures("<image>"),
+        cases=shown("", PICTURES, at_once=1),
         published=TOWER,
     ),
     MediaSpec(
@@ -168,7 +164,7 @@ IMAGES = (
             **QWEN_IDS,
         },
         processor=processors.qwen2_vl,
-        cases=_pictures(QWEN_MARK),
+        cases=shown(QWEN_MARK, PICTURES),
         **TORCHVISION,
     ),
     MediaSpec(
@@ -190,7 +186,7 @@ IMAGES = (
             **QWEN_IDS,
         },
         processor=processors.qwen2_5_vl,
-        cases=_pictures(QWEN_MARK),
+        cases=shown(QWEN_MARK, PICTURES),
         selected=True,
         **TORCHVISION,
     ),
@@ -213,7 +209,7 @@ IMAGES = (
             **QWEN_IDS,
         },
         processor=processors.qwen3_vl,
-        cases=_pictures(QWEN_MARK),
+        cases=shown(QWEN_MARK, PICTURES),
         **TORCHVISION,
     ),
 )
@@ -232,12 +228,12 @@ AUDIO = (
                 "encoder_attention_heads": 2,
                 "encoder_ffn_dim": 112,
                 "num_mel_bins": 80,
-                "max_source_positions": 150,
+                "max_source_positions": 1500,
             },
             "audio_token_index": FIRST,
         },
         processor=processors.qwen2_audio,
-        cases=tuple(shown("Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>", SOUNDS)),
+        cases=shown("Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>", SOUNDS),
         published=MODEL,
     ),
     MediaSpec(
@@ -261,7 +257,7 @@ AUDIO = (
             "tie_word_embeddings": True,
         },
         processor=processors.whisper,
-        cases=tuple(heard(1, SOUNDS)),
+        cases=heard(1, SOUNDS),
         fixed=True,
         selected=True,
     ),

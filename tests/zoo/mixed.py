@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     references = [Reference(model, case, processor) for case in spec.cases]
     first = dict(zip(_cases(sent), _answers(greedy["eager"]), strict=True))
     faults += _token_faults(references, [first[case] for case in spec.cases])
-    faults += _blind_faults(model, processor, first)
     scores = {name: _answers(by_round[len(sent) :]) for name, by_round in answers.items()}
+    faults += _blind_faults(model, processor, spec.cases, scores["eager"])
     faults += _score_faults(references, scores)
     compared, dtypes = FIXED if spec.fixed else COMPARED, ("fp32", "bf16")
     state = RIGHT if not faults else HOST if spec.host else WRONG
@@ -109,18 +110,19 @@ def _token_faults(references: list[Reference], answers: list[Answer]) -> list[st
     return [f"{worst} letters alone: a token {gaps[worst]:.2f} deviations below the best"]
 
 
-def _blind_faults(model: Any, processor: Any, answers: dict[Case, Answer]) -> list[str]:
-    """Answers that fit other media as well prove nothing."""
-    for case, answer in answers.items():
-        if case.media:
-            other = Reference(model, with_others(case), processor)
-            if float(judge.gaps(other, answer.prompt, answer.tokens).max()) < judge.TIE:
-                return [f"{len(case)} letters: the answer fits other media too, so proves little"]
+def _blind_faults(
+    model: Any, processor: Any, cases: Sequence[Case], scored: list[Answer]
+) -> list[str]:
+    """Log-probabilities that fit other media as well prove nothing."""
+    for case, answer in zip(cases, scored, strict=False):
+        other = Reference(model, with_others(case), processor)
+        if judge.worst_error(other, {answer.prompt: answer}) < judge.TIE:
+            return [f"{len(case)} letters: other media give the same, so this proves little"]
     return []
 
 
 def _score_faults(references: list[Reference], scores: dict[str, list[Answer]]) -> list[str]:
-    """Log-probabilities of prompts that are off, and how far in bf16 (last: it rounds the model)."""
+    """Log-probabilities of prompts that are off; in bf16 last, because that rounds the model."""
     faults = []
     for name in ("eager", "recorded"):
         error = max(

@@ -45,7 +45,7 @@ def gemma3(folder: Path) -> Any:
     lines = ["\n" * n for n in range(1, 5)]  # one token each, which the host merges
     tokenizer = write_tokenizer(folder, [image, begin, end, *lines], extra_special_tokens=named)
     images = _image_processor("Gemma3", size={"height": SIDE, "width": SIDE})
-    return _keep(Gemma3Processor(images, tokenizer, image_seq_length=4), folder)
+    return _keep(Gemma3Processor(images, tokenizer, image_seq_length=16), folder)
 
 
 def idefics3(folder: Path) -> Any:
@@ -53,7 +53,6 @@ def idefics3(folder: Path) -> Any:
 
     tokenizer = write_tokenizer(folder, IDEFICS)
     return _keep(Idefics3Processor(_idefics_images("Idefics3"), tokenizer, image_seq_len=4), folder)
-
 
 
 def _idefics_images(name: str) -> Any:
@@ -139,7 +138,7 @@ def qwen2_audio(folder: Path) -> Any:
     from transformers import Qwen2AudioProcessor
 
     tokenizer = write_tokenizer(folder, ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
-    return _keep(Qwen2AudioProcessor(_spectrum(), tokenizer), folder)
+    return _keep(Qwen2AudioProcessor(_spectrum(30), tokenizer), folder)
 
 
 def whisper(folder: Path) -> Any:
@@ -152,11 +151,11 @@ def whisper(folder: Path) -> Any:
     tokenizer = WhisperTokenizer(
         vocab=byte_vocabulary(special), merges=[], additional_special_tokens=list(special)
     )
-    return _keep(WhisperProcessor(_spectrum(), tokenizer), folder)
+    return _keep(WhisperProcessor(_spectrum(3), tokenizer), folder)
 
 
-def _spectrum() -> Any:
-    """Of three seconds: 300 frames of 80 bands."""
+def _spectrum(seconds: int) -> Any:
+    """As many frames of 80 bands as so long a sound has, 100 a second; a shorter one is padded."""
     from transformers import WhisperFeatureExtractor
 
-    return WhisperFeatureExtractor(feature_size=80, chunk_length=3)
+    return WhisperFeatureExtractor(feature_size=80, chunk_length=seconds)

@@ -142,6 +142,7 @@ def _is_repeatable(group: StepMetadata, tokens: int) -> bool:
     return (
         group.dynamic_causal is None
         and group.encoder_cache is None
+        and group.mm_prefix_range is None
         and group.num_actual_tokens == tokens
     )
 
