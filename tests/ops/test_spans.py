@@ -19,9 +19,7 @@ SPANS = {0: [(25, 36), (3, 18)], 1: [(10, 34)], 2: [(2, 5)]}
 def expected(case: Case, window: int) -> torch.Tensor:
     """Token by token: each sees what it may of the keys before it, and its image's."""
     rows = []
-    for request, (queries, length) in enumerate(
-        zip(SHAPE.query_lens, SHAPE.seq_lens, strict=True)
-    ):
+    for request, (queries, length) in enumerate(zip(SHAPE.query_lens, SHAPE.seq_lens, strict=True)):
         for token in range(queries):
             place = length - queries + token
             ends = [last for first, last in SPANS[request] if first <= place <= last]

@@ -162,7 +162,7 @@ def _mostly_differ(inputs: tuple[torch.Tensor, ...], recorded: tuple[torch.Tenso
     tokens = inputs[0].shape[-1]
     differ = torch.zeros(tokens, dtype=torch.bool)
     for now, then in zip(inputs, recorded, strict=True):
-        differ |= (now != then).view(-1, tokens).any(0)
+        differ |= (now != then).reshape(-1, tokens).any(0)
     return 2 * int(differ.sum()) >= tokens
 
 
