@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.zoo.media_specs import AUDIO as SPECS
+from tests.zoo.audio_specs import SPECS
 from tests.zoo.mixed import examine
 
 __all__ = ["SPECS", "examine", "is_audio", "registered"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.zoo.audio import is_audio
-from tests.zoo.media_specs import IMAGES as SPECS
+from tests.zoo.image_specs import SPECS
 from tests.zoo.mixed import examine
 
 __all__ = ["SPECS", "examine", "registered"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
+
+from tests.zoo.build import Spec
 
 RATE = 16000  # samples of a second
 LETTERS = string.ascii_letters + string.digits + " .,"
@@ -129,7 +132,9 @@ def with_others(case: Case) -> Case:
     return replace(case, media=tuple(replace(m, seed=m.seed + 7) for m in case.media))
 
 
-def shown(mark: str, media: Sequence[Medium], at_once: int = 2) -> tuple[Case, ...]:
+def shown(
+    mark: str, media: Sequence[Medium], at_once: int = 2, at_least: int = 0
+) -> tuple[Case, ...]:
     """Six requests: one medium of each size (three), the first text with another medium of the same
     size, which only its content tells apart; two media, if so many are allowed ``at_once``; a text
     alone."""
@@ -147,7 +152,7 @@ def shown(mark: str, media: Sequence[Medium], at_once: int = 2) -> tuple[Case, .
         Shown(mark, text(200), (large,), text(90)),
         Shown(mark, begin, (other,), end),
         Shown(mark, text(17), (other, middle)[:at_once], end),
-        Shown(mark, text(129), (), ""),
+        Shown(mark, text(129), (middle,)[:at_least], ""),
     )
 
 
@@ -161,3 +166,16 @@ def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
         Heard(start, (sound,), tuple(generator.randrange(10, 1000) for _ in range(length)))
         for sound, length in zip(sounds, lengths, strict=True)
     )
+
+
+@dataclass(frozen=True)
+class MediaSpec(Spec):
+    """processor: leaves the model's in a folder; cases: the requests to compare.
+
+    fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache.
+    """
+
+    auto: str = ""
+    processor: Callable[[Path], Any] = Path
+    cases: tuple[Case, ...] = ()
+    fixed: bool = False

@@ -13,8 +13,7 @@ from tests import tools
 from tests.zoo import judge
 from tests.zoo.build import build, write_config
 from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
-from tests.zoo.media import Case, with_others
-from tests.zoo.media_specs import MediaSpec
+from tests.zoo.media import Case, MediaSpec, with_others
 from tests.zoo.run import Answer, Failed, Round, forked, generate
 from tests.zoo.text import ENGINES, SCORED, rounds
 

@@ -14,6 +14,7 @@ from tests.zoo.tokens import SPECIAL, write_tokenizer
 FIRST = len(SPECIAL)
 SIDE = 56  # pixels of an image's side, where it is fixed; four patches of 14
 IDEFICS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]  # of tiles of an image
 QWEN = (
     "<|vision_start|>",
     "<|vision_end|>",
@@ -60,6 +61,30 @@ def _idefics_images(name: str) -> Any:
     return _image_processor(name, size=size, max_image_size=tile)
 
 
+def smolvlm(folder: Path) -> Any:
+    from transformers import SmolVLMProcessor, SmolVLMVideoProcessor
+
+    tokenizer = write_tokenizer(folder, IDEFICS)
+    images, videos = _idefics_images("SmolVLM"), SmolVLMVideoProcessor()
+    return _keep(SmolVLMProcessor(images, tokenizer, videos, image_seq_len=4), folder)
+
+
+def internvl(folder: Path) -> Any:
+    from transformers import InternVLProcessor, InternVLVideoProcessor
+
+    named = {
+        "context_image_token": "<IMG_CONTEXT>",
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "video_token": "<video>",
+    }
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    tile = {"height": SIDE, "width": SIDE}
+    images = _image_processor("GotOcr2", size=tile, crop_to_patches=True, max_patches=4)
+    videos = InternVLVideoProcessor(size=tile)
+    return _keep(InternVLProcessor(images, tokenizer, videos, image_seq_length=4), folder)
+
+
 def llava(folder: Path) -> Any:
     from transformers import LlavaProcessor
 
@@ -78,10 +103,9 @@ def llava(folder: Path) -> Any:
 def llava_next(folder: Path) -> Any:
     from transformers import LlavaNextProcessor
 
-    pinpoints = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
     return _keep(
         LlavaNextProcessor(
-            _image_processor("LlavaNext", image_grid_pinpoints=pinpoints, **_square()),
+            _image_processor("LlavaNext", image_grid_pinpoints=PINPOINTS, **_square()),
             write_tokenizer(folder, ["<image>"]),
             patch_size=14,
             vision_feature_select_strategy="default",
@@ -93,6 +117,31 @@ def llava_next(folder: Path) -> Any:
 
 def _square() -> dict[str, Any]:
     return {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+
+
+def llava_onevision(folder: Path) -> Any:
+    from transformers import LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
+
+    tile = {"height": SIDE, "width": SIDE}
+    return _keep(
+        LlavaOnevisionProcessor(
+            _image_processor("LlavaOnevision", image_grid_pinpoints=PINPOINTS, size=tile),
+            write_tokenizer(folder, ["<image>", "<video>"]),
+            LlavaOnevisionVideoProcessor(size=tile),
+            num_image_tokens=16,
+            vision_feature_select_strategy="full",
+        ),
+        folder,
+    )
+
+
+def mistral3(folder: Path) -> Any:
+    from transformers import PixtralProcessor
+
+    tokenizer = write_tokenizer(folder, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
+    images = _image_processor("Pixtral", size={"longest_edge": 2 * SIDE}, patch_size=14)
+    processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+    return _keep(processor, folder)
 
 
 def paligemma(folder: Path) -> Any:
@@ -139,6 +188,21 @@ def qwen2_audio(folder: Path) -> Any:
 
     tokenizer = write_tokenizer(folder, ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
     return _keep(Qwen2AudioProcessor(_spectrum(30), tokenizer), folder)
+
+
+def audioflamingo3(folder: Path) -> Any:
+    from transformers import AudioFlamingo3Processor
+
+    tokenizer = write_tokenizer(folder, ["<sound>"])
+    return _keep(AudioFlamingo3Processor(_spectrum(30), tokenizer, max_audio_len=30), folder)
+
+
+def glmasr(folder: Path) -> Any:
+    from transformers import GlmAsrProcessor
+
+    tokenizer = write_tokenizer(folder, ["<sound>"])
+    processor = GlmAsrProcessor(_spectrum(30), tokenizer, audio_token="<sound>", max_audio_len=30)
+    return _keep(processor, folder)
 
 
 def whisper(folder: Path) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zoo import selection
-from tests.zoo.media_specs import AUDIO as SPECS
+from tests.zoo.audio_specs import SPECS
 from tests.zoo.server import Zoo
 
 

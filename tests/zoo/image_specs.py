@@ -1,34 +1,15 @@
-"""The architectures that take images or sounds beside text, sorted by name."""
+"""The architectures that take images beside text, sorted by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.zoo import processors
-from tests.zoo.build import Spec
-from tests.zoo.media import Case, Picture, Sound, heard, shown
-from tests.zoo.processors import FIRST, SIDE
-
-
-@dataclass(frozen=True)
-class MediaSpec(Spec):
-    """processor: leaves the model's in a folder; cases: the requests to compare.
-
-    fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache.
-    """
-
-    auto: str = ""
-    processor: Callable[[Path], Any] = processors.llava
-    cases: tuple[Case, ...] = ()
-    fixed: bool = False
-
+from tests.zoo.media import MediaSpec, Picture, shown
+from tests.zoo.processors import FIRST, PINPOINTS, SIDE
 
 # Two sizes in a fixed grid or in as many patches as they fill; the last is scaled down.
 PICTURES = (Picture(56, 56, 1), Picture(80, 60, 2), Picture(300, 200, 3))
-SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
 
 TORCHVISION = {"needs": "torchvision"}
 VISION = {
@@ -42,14 +23,23 @@ VISION = {
 CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
 SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
 LLAMA = {"model_type": "llama"}
-# transformers 5 leaves a level of the vision tower out, and has one too many in Qwen2-Audio.
+# transformers 5 leaves a level of the vision tower out.
 TOWER = ((r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model."),)
-MODEL = ((r"\.model\.model\.", ".model."),)
 QWEN_IDS = {
     "vision_start_token_id": FIRST,
     "vision_end_token_id": FIRST + 1,
     "image_token_id": FIRST + 2,
     "video_token_id": FIRST + 3,
+}
+QWEN3_VISION = {
+    "depth": 3,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_heads": 2,
+    "out_hidden_size": 192,
+    "patch_size": 16,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [0, 1],
 }
 QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -60,7 +50,7 @@ def _qwen_text(model_type: str, sections: tuple[int, ...], **different: Any) -> 
     return {"model_type": model_type, "rope_parameters": {**rope, **different}}
 
 
-IMAGES = (
+SPECS = (
     MediaSpec(
         "Gemma3ForConditionalGeneration",
         "Gemma 3 with images",
@@ -100,6 +90,38 @@ IMAGES = (
         selected=True,
     ),
     MediaSpec(
+        "InternVLForConditionalGeneration",
+        "InternVL 3",
+        "internvl",
+        {
+            "text_config": {"model_type": "qwen2"},
+            "vision_config": {
+                **VISION,
+                "model_type": "internvl_vision",
+                "image_size": [SIDE, SIDE],
+                "patch_size": [14, 14],
+            },
+            "image_token_id": FIRST,
+            "image_seq_length": 4,
+        },
+        processor=processors.internvl,
+        cases=shown("<IMG_CONTEXT>", PICTURES),
+        **TORCHVISION,
+    ),
+    MediaSpec(
+        "Lfm2VlForConditionalGeneration",
+        "LFM2-VL",
+        "lfm2_vl",
+        {
+            "text_config": {
+                "model_type": "lfm2",
+                "layer_types": ["conv", "full_attention", "conv"],
+            },
+        },
+        refused="recurrent state",
+        **TORCHVISION,
+    ),
+    MediaSpec(
         "LlavaForConditionalGeneration",
         "LLaVA 1.5",
         "llava",
@@ -125,11 +147,41 @@ IMAGES = (
             "image_token_index": FIRST,
             "vision_feature_layer": -2,
             "image_seq_length": 16,
-            "image_grid_pinpoints": [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]],
+            "image_grid_pinpoints": PINPOINTS,
         },
         processor=processors.llava_next,
         cases=shown("<image>", PICTURES),
         published=TOWER,
+        **TORCHVISION,
+    ),
+    MediaSpec(
+        "LlavaOnevisionForConditionalGeneration",
+        "LLaVA-OneVision",
+        "llava_onevision",
+        {
+            "text_config": {"model_type": "qwen2"},
+            "vision_config": SIGLIP,
+            "image_token_index": FIRST,
+            "video_token_index": FIRST + 1,
+            "image_grid_pinpoints": PINPOINTS,
+        },
+        processor=processors.llava_onevision,
+        cases=shown("<image>", PICTURES),
+        published=TOWER,
+        **TORCHVISION,
+    ),
+    MediaSpec(
+        "Mistral3ForConditionalGeneration",
+        "Mistral Small 3.1",
+        "mistral3",
+        {
+            "text_config": {"model_type": "mistral", "sliding_window": None},
+            "vision_config": {**VISION, "model_type": "pixtral", "image_size": 2 * SIDE},
+            "image_token_index": FIRST,
+            "tie_word_embeddings": False,
+        },
+        processor=processors.mistral3,
+        cases=shown("[IMG]", PICTURES),
         **TORCHVISION,
     ),
     MediaSpec(
@@ -144,7 +196,7 @@ IMAGES = (
             "tie_word_embeddings": True,
         },
         processor=processors.paligemma,
-        cases=shown("", PICTURES, at_once=1),
+        cases=shown("", PICTURES, at_once=1, at_least=1),
         published=TOWER,
     ),
     MediaSpec(
@@ -196,69 +248,46 @@ IMAGES = (
         "qwen3_vl",
         {
             "text_config": _qwen_text("qwen3_vl_text", (6, 5, 5), mrope_interleaved=True),
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_heads": 2,
-                "out_hidden_size": 192,
-                "patch_size": 16,
-                "num_position_embeddings": 64,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            "vision_config": QWEN3_VISION,
             **QWEN_IDS,
         },
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
         **TORCHVISION,
     ),
-)
-
-AUDIO = (
     MediaSpec(
-        "Qwen2AudioForConditionalGeneration",
-        "Qwen2-Audio",
-        "qwen2_audio",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3-VL mixtures",
+        "qwen3_vl_moe",
         {
-            "text_config": {"model_type": "qwen2"},
-            "audio_config": {
-                "model_type": "qwen2_audio_encoder",
-                "d_model": 64,
-                "encoder_layers": 2,
-                "encoder_attention_heads": 2,
-                "encoder_ffn_dim": 112,
-                "num_mel_bins": 80,
-                "max_source_positions": 1500,
-            },
-            "audio_token_index": FIRST,
+            "text_config": _qwen_text("qwen3_vl_moe_text", (6, 5, 5), mrope_interleaved=True),
+            "vision_config": QWEN3_VISION,
+            **QWEN_IDS,
         },
-        processor=processors.qwen2_audio,
-        cases=shown("Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>", SOUNDS),
-        published=MODEL,
+        processor=processors.qwen3_vl,
+        cases=shown(QWEN_MARK, PICTURES),
+        **TORCHVISION,
     ),
     MediaSpec(
-        "WhisperForConditionalGeneration",
-        "Whisper",
-        "whisper",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3.5 with images",
+        "qwen3_5",
+        {"text_config": {"model_type": "qwen3_5_text"}},
+        refused="recurrent state",
+        **TORCHVISION,
+    ),
+    MediaSpec(
+        "SmolVLMForConditionalGeneration",
+        "SmolVLM",
+        "smolvlm",
         {
-            "d_model": 192,
-            "encoder_layers": 2,
-            "decoder_layers": 3,
-            "encoder_attention_heads": 6,
-            "decoder_attention_heads": 6,
-            "encoder_ffn_dim": 352,
-            "decoder_ffn_dim": 352,
-            "max_source_positions": 150,
-            "max_target_positions": 512,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "pad_token_id": 5,
-            "decoder_start_token_id": 1,
-            "tie_word_embeddings": True,
+            "text_config": LLAMA,
+            "vision_config": {**VISION, "model_type": "smolvlm_vision"},
+            "scale_factor": 2,
+            "image_token_id": FIRST,
         },
-        processor=processors.whisper,
-        cases=heard(1, SOUNDS),
-        fixed=True,
-        selected=True,
+        processor=processors.smolvlm,
+        cases=shown("<image>", PICTURES),
+        **TORCHVISION,
     ),
 )
