@@ -76,6 +76,12 @@ TOOLS = {
         lambda: importlib.util.find_spec("torchvision") is not None,
         installable=False,  # that such models name it where it is missing is tested as well
     ),
+    "num2words": Tool(
+        "SmolVLM",
+        "pip install num2words",
+        lambda: importlib.util.find_spec("num2words") is not None,
+        installable=False,
+    ),
     "bochs-headless": Tool(
         "AVX-512 and AMX kernels on emulated CPUs",
         ".ci/install_bochs",

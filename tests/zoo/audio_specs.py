@@ -9,7 +9,7 @@ from tests.zoo.processors import FIRST
 SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
 ENCODER = {
     "hidden_size": 64,
-    "intermediate_size": 112,
+    "intermediate_size": 256,  # four frames in one, for GLM-ASR
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_mel_bins": 80,
@@ -29,6 +29,7 @@ SPECS = (
         },
         processor=processors.audioflamingo3,
         cases=shown("<sound>", SOUNDS, at_once=1),
+        published=LEVEL,
     ),
     MediaSpec(
         "GlmAsrForConditionalGeneration",
@@ -41,6 +42,7 @@ SPECS = (
         },
         processor=processors.glmasr,
         cases=shown("<sound>", SOUNDS, at_once=1),
+        published=LEVEL,
     ),
     MediaSpec(
         "Qwen2AudioForConditionalGeneration",

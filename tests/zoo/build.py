@@ -57,8 +57,8 @@ class Spec:
     reference: what the config of ``transformers`` has to say to mean what the host does.
     auto: ``transformers``' class that makes the model; if empty, it has the host's name.
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
-    them into those of published checkpoints.  needs: of tests/tools.py, without which neither side
-    can run it.
+    them into those of published checkpoints, which have the matrices whose names ``transposed``
+    matches in the other order.  needs: of tests/tools.py, without which neither side can run it.
     """
 
     name: str
@@ -72,7 +72,8 @@ class Spec:
     reference: dict[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
     published: tuple[tuple[str, str], ...] = ()
-    needs: str = ""
+    transposed: str = ""
+    needs: tuple[str, ...] = ()
 
 
 def build(spec: Spec, folder: Path) -> torch.nn.Module:
@@ -86,7 +87,7 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     model = make(config, dtype=torch.float32).eval()
     randomize(model)
     model.save_pretrained(folder)
-    rename_weights(spec, folder)
+    write_as_published(spec, folder)
     name_architecture(spec, folder)
     for name, value in spec.reference.items():
         setattr(model.config, name, value)
@@ -126,17 +127,19 @@ def write_config(spec: Spec, folder: Path) -> None:
     name_architecture(spec, folder)
 
 
-def rename_weights(spec: Spec, folder: Path) -> None:
-    """Give the weights in ``folder`` the names that ``spec.published`` says."""
+def write_as_published(spec: Spec, folder: Path) -> None:
+    """Give the weights in ``folder`` the names and the order that the Spec says."""
     from safetensors.torch import load_file, save_file
 
-    if not spec.published:
+    if not spec.published and not spec.transposed:
         return
     path = folder / "model.safetensors"
     renamed = {}
     for name, weight in load_file(path).items():
         for pattern, replacement in spec.published:
             name = re.sub(pattern, replacement, name)
+        if spec.transposed and re.search(spec.transposed, name):
+            weight = weight.transpose(-1, -2).contiguous()
         renamed[name] = weight
     save_file(renamed, path, {"format": "pt"})
 

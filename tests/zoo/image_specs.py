@@ -11,7 +11,7 @@ from tests.zoo.processors import FIRST, PINPOINTS, SIDE
 # Two sizes in a fixed grid or in as many patches as they fill; the last is scaled down.
 PICTURES = (Picture(56, 56, 1), Picture(80, 60, 2), Picture(300, 200, 3))
 
-TORCHVISION = {"needs": "torchvision"}
+TORCHVISION = ("torchvision",)
 VISION = {
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -73,7 +73,7 @@ SPECS = (
         cases=shown("<start_of_image>", PICTURES),
         published=TOWER,
         selected=True,
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Idefics3ForConditionalGeneration",
@@ -106,7 +106,7 @@ SPECS = (
         },
         processor=processors.internvl,
         cases=shown("<IMG_CONTEXT>", PICTURES),
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Lfm2VlForConditionalGeneration",
@@ -119,7 +119,7 @@ SPECS = (
             },
         },
         refused="recurrent state",
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "LlavaForConditionalGeneration",
@@ -135,7 +135,7 @@ SPECS = (
         processor=processors.llava,
         cases=shown("<image>", PICTURES),
         published=TOWER,
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "LlavaNextForConditionalGeneration",
@@ -152,7 +152,7 @@ SPECS = (
         processor=processors.llava_next,
         cases=shown("<image>", PICTURES),
         published=TOWER,
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "LlavaOnevisionForConditionalGeneration",
@@ -168,7 +168,7 @@ SPECS = (
         processor=processors.llava_onevision,
         cases=shown("<image>", PICTURES),
         published=TOWER,
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Mistral3ForConditionalGeneration",
@@ -182,7 +182,7 @@ SPECS = (
         },
         processor=processors.mistral3,
         cases=shown("[IMG]", PICTURES),
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "PaliGemmaForConditionalGeneration",
@@ -197,6 +197,8 @@ SPECS = (
         },
         processor=processors.paligemma,
         cases=shown("", PICTURES, at_once=1, at_least=1),
+        host="off",
+        note="the host lets the prompt's text see only what is before it, not all of the prompt",
         published=TOWER,
     ),
     MediaSpec(
@@ -217,7 +219,7 @@ SPECS = (
         },
         processor=processors.qwen2_vl,
         cases=shown(QWEN_MARK, PICTURES),
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Qwen2_5_VLForConditionalGeneration",
@@ -240,7 +242,7 @@ SPECS = (
         processor=processors.qwen2_5_vl,
         cases=shown(QWEN_MARK, PICTURES),
         selected=True,
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Qwen3VLForConditionalGeneration",
@@ -253,20 +255,27 @@ SPECS = (
         },
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3-VL mixtures",
         "qwen3_vl_moe",
         {
-            "text_config": _qwen_text("qwen3_vl_moe_text", (6, 5, 5), mrope_interleaved=True),
+            "text_config": {
+                **_qwen_text("qwen3_vl_moe_text", (6, 5, 5), mrope_interleaved=True),
+                # As published: transformers does the first unasked, and has the window in its config
+                # only.
+                "norm_topk_prob": True,
+                "sliding_window": None,
+            },
             "vision_config": QWEN3_VISION,
             **QWEN_IDS,
         },
+        transposed=r"experts\.(gate_up|down)_proj",
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "Qwen3_5ForConditionalGeneration",
@@ -274,7 +283,7 @@ SPECS = (
         "qwen3_5",
         {"text_config": {"model_type": "qwen3_5_text"}},
         refused="recurrent state",
-        **TORCHVISION,
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "SmolVLMForConditionalGeneration",
@@ -288,6 +297,6 @@ SPECS = (
         },
         processor=processors.smolvlm,
         cases=shown("<image>", PICTURES),
-        **TORCHVISION,
+        needs=(*TORCHVISION, "num2words"),
     ),
 )

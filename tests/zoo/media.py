@@ -88,7 +88,9 @@ class Shown:
             given = {"images": made}
             if self.media[0].kind == "audio":
                 given = {"audio": made, "sampling_rate": RATE}
-        return dict(processor(text=self.text, return_tensors="pt", **given))
+        inputs = dict(processor(text=self.text, return_tensors="pt", **given))
+        inputs.pop("labels", None)
+        return inputs
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import torch
 from tests import tools
 from tests.zoo import judge
 from tests.zoo.build import build, write_config
-from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.judge import ENDED, HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case, MediaSpec, with_others
 from tests.zoo.run import Answer, Failed, Round, forked, generate
 from tests.zoo.text import ENGINES, SCORED, rounds
+from tests.zoo.tokens import write_tokenizer
 
 COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
 FIXED = ("alone", "together", "recorded", "eager")
@@ -54,7 +55,10 @@ class Reference(torch.nn.Module):
 def examine(spec: MediaSpec, folder: Path) -> Outcome:
     """Build the model, run every engine, compare.  Runs in a process of its own."""
     options = ONE_SOUND if spec.fixed else MEDIA
-    if spec.refused or (spec.needs and not tools.is_there(spec.needs)):
+    if missing := [tools.sentence(need) for need in spec.needs if not tools.is_there(need)]:
+        return Outcome(REFUSED, "; ".join(missing))
+    if spec.refused:
+        write_tokenizer(folder)
         write_config(spec, folder)
         try:
             forked(generate, folder, {**ENGINES["recorded"], **options}, [])
@@ -82,7 +86,8 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     faults += _score_faults(references, scores)
     compared, dtypes = FIXED if spec.fixed else COMPARED, ("fp32", "bf16")
     state = RIGHT if not faults else HOST if spec.host else WRONG
-    return Outcome(state, "; ".join(faults) or spec.note, dtypes, compared)
+    notes = [spec.note] if spec.note else []
+    return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
 
 
 def _cases(sent: list[Round]) -> list[Case]:

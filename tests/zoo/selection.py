@@ -17,7 +17,7 @@ def names(specs: Iterable[Spec]) -> list[Any]:
     """Those of the selection, as parameters of a test."""
     everything = os.environ.get("ZOO") == "all"
     return [
-        pytest.param(spec.name, marks=pytest.mark.needs(spec.needs)) if spec.needs else spec.name
+        pytest.param(spec.name, marks=pytest.mark.needs(*spec.needs)) if spec.needs else spec.name
         for spec in specs
         if spec.selected or everything
     ]
