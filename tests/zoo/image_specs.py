@@ -264,8 +264,7 @@ SPECS = (
         {
             "text_config": {
                 **_qwen_text("qwen3_vl_moe_text", (6, 5, 5), mrope_interleaved=True),
-                # As published: transformers does the first unasked, and has the window in its config
-                # only.
+                # As published: transformers does the first unasked, and ignores the window.
                 "norm_topk_prob": True,
                 "sliding_window": None,
             },

@@ -86,7 +86,8 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     faults += _score_faults(references, scores)
     compared, dtypes = FIXED if spec.fixed else COMPARED, ("fp32", "bf16")
     state = RIGHT if not faults else HOST if spec.host else WRONG
-    notes = [spec.note] if spec.note else []
+    notes = [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
+    notes += [spec.note] if spec.note else []
     return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
 
 
@@ -104,14 +105,13 @@ def _token_faults(references: list[Reference], answers: list[Answer]) -> list[st
     for reference, answer in zip(references, answers, strict=True):
         if answer.prompt != reference.prompt():
             return [f"the host's prompt has other tokens: {answer.prompt[:60]}"]
-    gaps = {
-        len(reference.case): float(judge.gaps(reference, answer.prompt, answer.tokens).max())
+    gap, letters = max(
+        (float(judge.gaps(reference, answer.prompt, answer.tokens).max()), len(reference.case))
         for reference, answer in zip(references, answers, strict=True)
-    }
-    worst = max(gaps, key=lambda n: gaps[n])
-    if gaps[worst] < judge.TIE:
+    )
+    if gap < judge.TIE:
         return []
-    return [f"{worst} letters alone: a token {gaps[worst]:.2f} deviations below the best"]
+    return [f"{letters} letters alone: a token {gap:.2f} deviations below the best"]
 
 
 def _blind_faults(

@@ -91,13 +91,13 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
         try:
             forked(pool, folder, spec, "float32")
         except Failed as failed:
-            return judge.failure(failed, spec)
+            return judge.failure(failed, spec.host, spec.note)
         return Outcome(ENDED, "started without weights")
     model = build(spec, folder)
     try:
         answers = {dtype: forked(pool, folder, spec, dtype) for dtype in ("float32", "bfloat16")}
     except Failed as failed:
-        return judge.failure(failed, spec)
+        return judge.failure(failed, spec.host, spec.note)
     faults = [
         *_differences(answers),
         *_wrong_numbers(model, spec, answers["float32"]),
