@@ -174,10 +174,12 @@ def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
 class MediaSpec(Spec):
     """processor: leaves the model's in a folder; cases: the requests to compare.
 
-    fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache.
+    fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache;
+    chunk: tokens of a step, not less than those of an image that is computed at once.
     """
 
     auto: str = ""
     processor: Callable[[Path], Any] = Path
     cases: tuple[Case, ...] = ()
     fixed: bool = False
+    chunk: int = 64

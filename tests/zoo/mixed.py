@@ -54,14 +54,14 @@ class Reference(torch.nn.Module):
 
 def examine(spec: MediaSpec, folder: Path) -> Outcome:
     """Build the model, run every engine, compare.  Runs in a process of its own."""
-    options = ONE_SOUND if spec.fixed else MEDIA
+    engines = _engines(spec)
     if missing := [tools.sentence(need) for need in spec.needs if not tools.is_there(need)]:
         return Outcome(REFUSED, "; ".join(missing))
     if spec.refused:
         write_tokenizer(folder)
         write_config(spec, folder)
         try:
-            forked(generate, folder, {**ENGINES["recorded"], **options}, [])
+            forked(generate, folder, engines["recorded"], [])
         except Failed as failed:
             return judge.failure(failed, spec.host, spec.note)
         return Outcome(ENDED, "started without its weights")
@@ -71,8 +71,8 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     scored = [Round((case,), SCORED) for case in spec.cases[:3]]
     try:
         answers = {
-            name: forked(generate, folder, {**engine, **options}, sent + scored)
-            for name, engine in ENGINES.items()
+            name: forked(generate, folder, options, sent + scored)
+            for name, options in engines.items()
         }
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
@@ -89,6 +89,16 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     notes = [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
     notes += [spec.note] if spec.note else []
     return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
+
+
+def _engines(spec: MediaSpec) -> dict[str, dict[str, Any]]:
+    """Those of text, in chunks that the model allows."""
+    chunk = {"max_num_batched_tokens": spec.chunk}
+    own = ONE_SOUND if spec.fixed else MEDIA
+    return {
+        name: {**options, **({} if name == "eager" else chunk), **own}
+        for name, options in ENGINES.items()
+    }
 
 
 def _cases(sent: list[Round]) -> list[Case]:

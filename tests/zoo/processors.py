@@ -49,6 +49,32 @@ def gemma3(folder: Path) -> Any:
     return _keep(Gemma3Processor(images, tokenizer, image_seq_length=16), folder)
 
 
+def gemma4(folder: Path) -> Any:
+    from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor, Gemma4VideoProcessor
+
+    image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+    audio = ("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
+    named = {"image_token": image, "boi_token": begin, "eoi_token": end}
+    named |= dict(zip(("audio_token", "boa_token", "eoa_token"), audio, strict=True))
+    extra = [*named.values(), "<|video|>"]
+    tokenizer = write_tokenizer(folder, extra, extra_special_tokens=named)
+    images = _image_processor("Gemma4", max_soft_tokens=70)
+    sounds, videos = Gemma4AudioFeatureExtractor(), Gemma4VideoProcessor()
+    processor = Gemma4Processor(sounds, images, tokenizer, videos, image_seq_length=70)
+    return _keep(processor, folder)
+
+
+def glm4v(folder: Path) -> Any:
+    from transformers import Glm4vProcessor, Glm4vVideoProcessor
+
+    extra = ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"]
+    extra += ["<|begin_of_video|>", "<|end_of_video|>"]
+    tokenizer = write_tokenizer(folder, extra)
+    size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 2 * 28 * 28}
+    images = _image_processor("Glm4v", size=size)
+    return _keep(Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), folder)
+
+
 def idefics3(folder: Path) -> Any:
     from transformers import Idefics3Processor
 
