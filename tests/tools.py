@@ -1,4 +1,4 @@
-"""Programs that some tests need and a newcomer's machine may lack, and what to do about it.
+"""Programs and packages that some tests need and a newcomer may lack, and what to do about it.
 
 A test names them: ``@pytest.mark.needs("nginx")``.  Where one is missing the test is skipped, and
 the skip stands in the table at the end of the run (tests/report.py).  With CPU_BACKEND_NEED_TOOLS=1
@@ -8,6 +8,7 @@ installed, a right that a container withholds, stays a skip.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -69,6 +70,18 @@ TOOLS = {
         "s390x-linux-gnu-g++", "kernels on s390x", "g++-s390x-linux-gnu"
     ),
     "qemu-s390x-static": _program("qemu-s390x-static", "kernels on s390x", "qemu-user-static"),
+    "torchvision": Tool(
+        "most models that take images",
+        "pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu",
+        lambda: importlib.util.find_spec("torchvision") is not None,
+        installable=False,  # that such models name it where it is missing is tested as well
+    ),
+    "num2words": Tool(
+        "SmolVLM",
+        "pip install num2words",
+        lambda: importlib.util.find_spec("num2words") is not None,
+        installable=False,
+    ),
     "bochs-headless": Tool(
         "AVX-512 and AMX kernels on emulated CPUs",
         ".ci/install_bochs",

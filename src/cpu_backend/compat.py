@@ -15,7 +15,7 @@
 | serve_gguf                     | the host dropped GGUF files in 2026       | it reads them     |
 | *_in_a_sentence, engine_start  | the host answers mistakes with tracebacks | never: manners,   |
 |                                | (serving/: arguments, files, addresses,   | not a defect      |
-|                                | engines that do not start)                |                   |
+|                                | engines that do not start; packages)      |                   |
 | engine_end                     | the host exits with 0 when its engine was | it fails with it  |
 |                                | killed, and logs its death at every stop  | and logs no stop  |
 | heartbeat                      | /health calls an engine that hangs well   | it asks it        |
@@ -47,6 +47,8 @@
 |                                | the process's heap                        |                   |
 | choose_top_tokens_without_sort | the host sorts the vocabulary wherever    | a platform hook   |
 |                                | its own sampler filters (worker/sampler)  |                   |
+| keep_whole                     | the host cuts images into chunks whose    | it keeps them     |
+|                                | tokens see each other                     | whole             |
 """
 
 from __future__ import annotations
@@ -64,13 +66,14 @@ from collections.abc import Callable
 from typing import Any
 
 from cpu_backend import envs
-from cpu_backend.errors import ConfigError
+from cpu_backend.attention import whole_spans
 from cpu_backend.layers import models
 from cpu_backend.on_load import when_loaded
 from cpu_backend.serving import (
     engine_end,
     engine_start,
     heartbeat,
+    packages,
     preflight,
     requests,
     sentences,
@@ -215,31 +218,9 @@ def inspect_models_here(module: Any) -> None:
         return inspect()
 
     module._run_in_subprocess = run
-    module._try_inspect_model_cls = _naming_packages(module._try_inspect_model_cls)
-
-
-TORCHVISION = "torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu"
-
-
-def _naming_packages(try_inspect: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    """Where a model's class needs a package that is missing, name it; the host says only that the
-    class cannot be inspected, behind a traceback."""
-
-    @functools.cache
-    def inspect(architecture: str, model: Any) -> Any:
-        try:
-            return model.inspect_model_cls()
-        except ModuleNotFoundError as error:
-            package = (error.name or str(error)).partition(".")[0]
-            install = TORCHVISION if package == "torchvision" else package
-            raise ConfigError(
-                f"{architecture} needs the Python package {package}, which is not installed: "
-                f"run `pip install {install}`, or choose another model."
-            ) from error
-        except Exception:
-            return try_inspect(architecture, model)
-
-    return inspect
+    for name, method in (("inspect", "inspect_model_cls"), ("load", "load_model_cls")):
+        name = f"_try_{name}_model_cls"  # what was inspected may be known of an earlier start
+        setattr(module, name, packages.in_classes(getattr(module, name), method))
 
 
 # ---- one sentence --------------------------------------------------------------------------------
@@ -490,9 +471,11 @@ PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("vllm.entrypoints.launchers.launcher", take_address_in_a_sentence),
     ("vllm.entrypoints.launchers.launcher", engine_end.fail_with_engine),
     ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
+    ("vllm.multimodal.processing.context", packages.in_processors),
     ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
     ("vllm.model_executor.models.gemma3n", models.embed_per_layer),
     ("vllm.model_executor.models.transformers.moe", models.forget_chosen_experts),
     ("vllm.sampling_params", requests.look_at_constraints),
+    ("vllm.v1.core.sched.scheduler", whole_spans.keep_whole),
     ("vllm.v1.structured_output", requests.compile_as_accepted),
 )

@@ -136,6 +136,8 @@ class CpuBackendPlatform(CpuPlatform):
         envs.check_replay()
         _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
+        if vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
+            vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_spans.py
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
         compat.give_engine_time_to_stop()

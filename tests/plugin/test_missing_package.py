@@ -9,11 +9,15 @@ import pytest
 
 from cpu_backend import compat
 from cpu_backend.errors import ConfigError
+from cpu_backend.serving import packages
 
 
 class Model:
     def __init__(self, package: str) -> None:
         self.package = package
+
+    def load_model_cls(self) -> str:
+        return self.inspect_model_cls()
 
     def inspect_model_cls(self) -> str:
         if self.package == "present":
@@ -23,11 +27,14 @@ class Model:
         raise ModuleNotFoundError(f"No module named {self.package!r}", name=self.package)
 
 
-@pytest.fixture
-def inspect() -> Any:
-    registry = SimpleNamespace(_try_inspect_model_cls=lambda architecture, model: None)
+@pytest.fixture(params=["_try_inspect_model_cls", "_try_load_model_cls"])
+def inspect(request: pytest.FixtureRequest) -> Any:
+    registry = SimpleNamespace(
+        _try_inspect_model_cls=lambda architecture, model: None,
+        _try_load_model_cls=lambda architecture, model: None,
+    )
     compat.inspect_models_here(registry)
-    return registry._try_inspect_model_cls
+    return getattr(registry, request.param)
 
 
 def test_it_is_named_with_the_way_to_get_it(inspect: Any) -> None:
@@ -40,3 +47,28 @@ def test_it_is_named_with_the_way_to_get_it(inspect: Any) -> None:
 def test_other_outcomes_are_the_hosts(inspect: Any) -> None:
     assert inspect("Xyz", Model("present")) == "info"
     assert inspect("Xyz", Model("broken")) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "\nXyzProcessor requires the Torchvision library but it was not found in your "
+            "environment. Check out the instructions\non the page.",
+            r"^XyzProcessor needs the Python package torchvision, .*0\.28\.0",
+        ),
+        (
+            "Package `abc` is required to run Xyz processor. Install it with `pip install abc`.",
+            r"^Xyz processor needs the Python package abc, .*`pip install abc`",
+        ),
+        ("something else", r"^The processor of 'folder' cannot be loaded \(something else\): "),
+    ],
+)
+def test_a_processors_package_is_named(said: str, expected: str) -> None:
+    def load(model_config: Any) -> Any:
+        raise ImportError(said)
+
+    module = SimpleNamespace(cached_processor_from_config=load)
+    packages.in_processors(module)
+    with pytest.raises(ConfigError, match=expected):
+        module.cached_processor_from_config(SimpleNamespace(model="folder"))

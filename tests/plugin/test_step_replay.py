@@ -52,6 +52,29 @@ class Steps:
         return self._function(self.weight[self.ids] + self.positions)
 
 
+def test_what_the_host_has_embedded_is_an_input_too() -> None:
+    """As models with images have it: tokens in the last dimension of a transposed view."""
+    positions, embedded = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 6)
+    replay = StepReplay(list)
+    calls = 0
+
+    def forward() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return embedded.clone().mul_(2) + positions[:, None]
+
+    int32 = torch.zeros(5, dtype=torch.int32)
+    step = StepMetadata(
+        4, int32, int32[:4].clone(), int32[None].clone(), positions.clone(),
+        torch.zeros(64, dtype=torch.int8), causal=True, dynamic_causal=None, encoder_cache=None,
+    )  # fmt: skip
+    for number, expected_calls in ((1, 1), (2, 2), (3, 2), (4, 2)):
+        embedded.copy_(torch.arange(24.0).view(4, 6) * number)
+        result = replay.run(forward, (positions, embedded.T), [step])
+        assert torch.equal(result, embedded * 2)
+        assert calls == expected_calls
+
+
 def test_a_step_is_recorded_compared_and_then_replayed() -> None:
     steps = Steps(lambda x: (x * 2).exp().softmax(0))
     for calls in (1, 2, 2, 2):

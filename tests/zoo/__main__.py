@@ -12,7 +12,11 @@ from tests.zoo import kinds, run, table
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all if none is named")
-    parser.add_argument("--write", type=Path, help="write the table to this file")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        help="write what was found to this file; other kinds of models keep their part",
+    )
     parser.add_argument("--trace", action="store_true", help="show where an engine ended")
     arguments = parser.parse_args()
     names = arguments.names or [spec.name for kind in kinds.KINDS.values() for spec in kind.SPECS]
@@ -24,7 +28,8 @@ def main() -> int:
         if arguments.trace and outcome.where:
             print(outcome.where, flush=True)
     if arguments.write:
-        arguments.write.write_text(table.page(outcomes))
+        before = arguments.write.read_text() if arguments.write.exists() else ""
+        arguments.write.write_text(table.page(outcomes, before))
     return any(table.is_defect(outcome) for outcome in outcomes.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,10 @@ class Spec:
     host itself fails (a pattern).  selected: runs by default.  note: for the table.
     reference: what the config of ``transformers`` has to say to mean what the host does.
     whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time.
+    auto: ``transformers``' class that makes the model; if empty, it has the host's name.
+    published: patterns and replacements that turn the names of weights as ``transformers`` writes
+    them into those of published checkpoints, which have the matrices whose names ``transposed``
+    matches in the other order.  needs: of tests/tools.py, without which neither side can run it.
     """
 
     name: str
@@ -68,6 +73,9 @@ class Spec:
     reference: dict[str, Any] = field(default_factory=dict)
     auto: str = "AutoModelForCausalLM"
     whole_prompts: bool = False
+    published: tuple[tuple[str, str], ...] = ()
+    transposed: str = ""
+    needs: tuple[str, ...] = ()
 
 
 def build(spec: Spec, folder: Path) -> torch.nn.Module:
@@ -76,9 +84,12 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
 
     config = make_config(spec)
     torch.manual_seed(20)
-    model = getattr(transformers, spec.auto).from_config(config, dtype=torch.float32).eval()
+    maker = getattr(transformers, spec.auto or spec.name)
+    make = maker.from_config if spec.auto else maker._from_config
+    model = make(config, dtype=torch.float32).eval()
     randomize(model)
     model.save_pretrained(folder)
+    write_as_published(spec, folder)
     name_architecture(spec, folder)
     for name, value in spec.reference.items():
         setattr(model.config, name, value)
@@ -89,14 +100,24 @@ def make_config(spec: Spec) -> Any:
     """BASE and the Spec's own as a config of ``transformers``."""
     from transformers import AutoConfig
 
-    known = AutoConfig.for_model(spec.model_type)
+    return AutoConfig.for_model(spec.model_type, **_over_base(spec.model_type, spec.config))
+
+
+def _over_base(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` and what its class knows of BASE; likewise the text part of a model that takes
+    more than text."""
+    from transformers import AutoConfig
+
+    known = AutoConfig.for_model(model_type)
     names = {*known.to_dict(), *known.attribute_map}
     base = {
         name: value
         for name, value in BASE.items()
         if name in names and not (name in MIXTURE and getattr(known, name, 0) is None)
     }
-    return AutoConfig.for_model(spec.model_type, **{**base, **spec.config})
+    if text := config.get("text_config"):
+        config = {**config, "text_config": _over_base(text["model_type"], text)}
+    return {**base, **config}
 
 
 def write_config(spec: Spec, folder: Path) -> None:
@@ -106,6 +127,23 @@ def write_config(spec: Spec, folder: Path) -> None:
     make_config(spec).save_pretrained(folder)
     save_file({"of no model": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
     name_architecture(spec, folder)
+
+
+def write_as_published(spec: Spec, folder: Path) -> None:
+    """Give the weights in ``folder`` the names and the order that the Spec says."""
+    from safetensors.torch import load_file, save_file
+
+    if not spec.published and not spec.transposed:
+        return
+    path = folder / "model.safetensors"
+    renamed = {}
+    for name, weight in load_file(path).items():
+        for pattern, replacement in spec.published:
+            name = re.sub(pattern, replacement, name)
+        if spec.transposed and re.search(spec.transposed, name):
+            weight = weight.transpose(-1, -2).contiguous()
+        renamed[name] = weight
+    save_file(renamed, path, {"format": "pt"})
 
 
 def name_architecture(spec: Spec, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.zoo.run import Answer, Failed, Prompt
+from tests.zoo.run import Answer, Failed, Prompt, Round
 
 TIE = 0.02  # standard deviations of the logits below the best: a choice that rounding made
 BF16_FACTOR = 2.0  # our error in bf16 may be so many times that of transformers in bf16
@@ -117,3 +117,28 @@ def difference(first: Answer, second: Answer) -> str:
         if first.logprobs[step] != second.logprobs[step]:
             return f"the log-probabilities of token {step} differ"
     return ""
+
+
+def differences(
+    sent: list[Round], answers: dict[str, list[list[Answer]]], cached: bool = True
+) -> list[str]:
+    """Where answers to one prompt in one dtype differ in any bit: one line per engine; ``cached``:
+    some have to come from the prefix cache."""
+    faults = []
+    first: dict[tuple[bool, Any], Answer] = {}
+    for engine, by_round in answers.items():
+        found = []
+        for number, asked in enumerate(sent):
+            for prompt, answer in zip(asked.prompts, by_round[number], strict=True):
+                expected = first.setdefault((engine == "bf16", prompt), answer)
+                different = difference(expected, answer)
+                if different:
+                    among = len(asked.prompts)
+                    found.append(
+                        f"{engine}, round {number}, {len(prompt)} tokens among {among}: {different}"
+                    )
+        if found:
+            faults.append(f"{found[0]} ({len(found)} such answers)")
+    if cached and not any(answer.cached for asked in answers["recorded"] for answer in asked):
+        faults.append("nothing came from the prefix cache")
+    return faults

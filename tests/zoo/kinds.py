@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.zoo import pooling, text
+from tests.zoo import audio, images, pooling, text
 from tests.zoo.build import Spec
 from tests.zoo.judge import ENDED, Outcome
 from tests.zoo.run import Failed, forked
 
-KINDS = {"text": text, "pooling": pooling}
+KINDS = {"text": text, "images": images, "audio": audio, "pooling": pooling}
 SECONDS = 900  # for one architecture: a few engines
 
 

@@ -101,12 +101,14 @@ def _wait(child: int, seconds: float) -> int:
 @dataclass(frozen=True)
 class Answer:
     """What a request got: tokens, for each the largest log-probabilities in descending order,
-    those of the prompt's tokens from the second on, and how many came from the prefix cache."""
+    those of the prompt's tokens from the second on, how many came from the prefix cache, and the
+    prompt's tokens as the host made them of the request."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[float, ...], ...]
     prompt_logprobs: tuple[float, ...]
     cached: int
+    prompt: tuple[int, ...]
 
 
 _KEPT: list[Any] = []
@@ -116,9 +118,9 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Round:
-    """Requests sent at once."""
+    """Requests sent at once: prompts, or what else has a length and makes a ``request()``."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -126,17 +128,24 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
     """Make an engine for the checkpoint in ``folder`` and ask it greedily, round after round."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(str(folder), skip_tokenizer_init=True, **options)
+    llm = LLM(str(folder), **{"skip_tokenizer_init": True, **options})
     _KEPT.append(llm)  # the process ends at once; an orderly shutdown costs a second
     answers = []
     for asked in rounds:
         sampling = SamplingParams(
             temperature=0, ignore_eos=True, detokenize=False, **dict(asked.options)
         )
-        prompts = [{"prompt_token_ids": list(prompt)} for prompt in asked.prompts]
+        prompts = [_request(prompt) for prompt in asked.prompts]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         answers.append([_answer(output) for output in outputs])
     return answers
+
+
+def _request(prompt: Any) -> dict[str, Any]:
+    if isinstance(prompt, tuple):
+        return {"prompt_token_ids": list(prompt)}
+    request: dict[str, Any] = prompt.request()
+    return request
 
 
 def _answer(output: Any) -> Answer:
@@ -155,6 +164,7 @@ def _answer(output: Any) -> Answer:
         tuple(map(tuple, steps)),
         tuple(prompt),
         output.num_cached_tokens or 0,
+        tuple(output.prompt_token_ids),
     )
 
 

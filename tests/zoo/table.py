@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tests.zoo import kinds
 from tests.zoo.build import Spec
@@ -21,6 +21,11 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
   the prefix cache, with recorded steps and eager, tokens and log-probabilities are the same bit for
   bit. In bf16 the error of a prompt's log-probabilities against fp32 is at most twice that of
   `transformers` in bf16.
+- Images and audio are random pictures and sounds of three sizes, one in a prompt and two where the
+  model allows it, also different ones of the same size in the same words; log-probabilities have to
+  differ from those of other pictures and sounds.  Most image models need torchvision, which neither
+  the host nor this backend brings:
+  `pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu`.
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.
 - **host**: the host itself cannot run it on a CPU; the notes show what it says.
 - **wrong**, **ended**: a defect of this backend, and its test fails; do not use the model yet.
@@ -43,23 +48,33 @@ def agrees(spec: Spec, outcome: Outcome) -> bool:
     return outcome.state == RIGHT and not (spec.refused or spec.host)
 
 
-def page(outcomes: dict[str, Outcome]) -> str:
-    """The page in Markdown; ``outcomes`` by name of the architecture."""
+def page(outcomes: dict[str, Outcome], before: str = "") -> str:
+    """The page in Markdown; ``outcomes`` by name of the architecture.  Kinds of which nothing was
+    asked keep their part of the page ``before``."""
     parts = [HEAD]
+    kept = {part.split("\n", 1)[0]: part for part in before.split("\n## ")[1:]}
     for kind, module in kinds.KINDS.items():
+        title = kind.capitalize()
         rows = [(spec, outcomes[spec.name]) for spec in module.SPECS if spec.name in outcomes]
         if rows:
-            parts += [f"## {kind.capitalize()}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
-            parts.append(_absent(set(module.registered()) - {spec.name for spec in module.SPECS}))
-    return "\n".join(filter(None, parts))
+            parts += [f"## {title}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
+            parts += _absent(set(module.registered()) - {spec.name for spec in module.SPECS})
+        elif title in kept:
+            parts.append(f"## {kept[title].rstrip()}\n")
+    return "\n".join(parts)
 
 
-def _absent(names: set[str]) -> str:
+def _absent(names: set[str]) -> Iterator[str]:
     """What the host knows besides."""
-    if not names:
-        return ""
-    quoted = ", ".join(f"`{name}`" for name in sorted(names))
-    return f"Not tried, because `transformers` has no class to build and compare: {quoted}.\n"
+    import transformers
+
+    known = names.intersection(dir(transformers))
+    for some, reason in (
+        (known, "Not tried yet"),
+        (names - known, "Not tried, because `transformers` has no class to build and compare"),
+    ):
+        if some:
+            yield f"{reason}: {', '.join(f'`{name}`' for name in sorted(some))}.\n"
 
 
 def _summary(rows: list[tuple[Spec, Outcome]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,9 @@ def prompts() -> list[Prompt]:
     return [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
 
 
-def rounds() -> list[Round]:
-    """Requests of different numbers and lengths, each several times: what memory a step reuses
+def rounds(p: Sequence[Any]) -> list[Round]:
+    """Six requests in different numbers and lengths, each several times: what memory a step reuses
     depends on the steps before it."""
-    p = prompts()
     one, three, six, two = [[x] for x in p[:3]], [p[:3]], [p], [[p[4], p[1]]]
     sent = [*one, *three, *six, *two, *three, *six, *two, *one, *six, *three, *two, *one]
     return [Round(tuple(asked), GREEDY) for asked in sent]
@@ -68,7 +68,7 @@ def examine(spec: Spec, folder: Path) -> Outcome:
     steps = WHOLE_PROMPTS if spec.whole_prompts else {}
     try:
         answers = {
-            name: forked(generate, folder, {**options, **steps}, rounds() + scored)
+            name: forked(generate, folder, {**options, **steps}, rounds(prompts()) + scored)
             for name, options in ENGINES.items()
         }
     except Failed as failed:
@@ -77,17 +77,16 @@ def examine(spec: Spec, folder: Path) -> Outcome:
 
 
 def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Outcome:
-    asked = len(rounds())
+    sent = rounds(prompts())
+    asked = len(sent)
     greedy = {name: by_round[:asked] for name, by_round in answers.items()}
     scored = {
         name: {p: found[0] for p, found in zip(prompts(), by_round[asked:], strict=False)}
         for name, by_round in answers.items()
     }
-    faults = [*_differences(greedy), *_token_faults(model, greedy["eager"])]
+    faults = judge.differences(sent, greedy, cached=not spec.whole_prompts)
+    faults += _token_faults(model, greedy["eager"])
     compared = WHOLE if spec.whole_prompts else COMPARED
-    cached = any(answer.cached for asked in greedy["recorded"] for answer in asked)
-    if cached == spec.whole_prompts:
-        faults.append(f"{'something' if cached else 'nothing'} came from the prefix cache")
     for name in ("eager", "recorded"):
         error = judge.worst_error(model, scored[name])
         if not error < judge.TIE:
@@ -100,32 +99,12 @@ def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Ou
     return Outcome(HOST if spec.host else WRONG, "; ".join(faults), ("fp32", "bf16"), compared)
 
 
-def _differences(answers: dict[str, list[list[Answer]]]) -> list[str]:
-    """Where answers to one prompt in one dtype differ in any bit: one line per engine."""
-    faults = []
-    first: dict[tuple[bool, Prompt], Answer] = {}
-    for engine, by_round in answers.items():
-        found = []
-        for number, asked in enumerate(rounds()):
-            for prompt, answer in zip(asked.prompts, by_round[number], strict=True):
-                expected = first.setdefault((engine == "bf16", prompt), answer)
-                different = judge.difference(expected, answer)
-                if different:
-                    among = len(asked.prompts)
-                    found.append(
-                        f"{engine}, round {number}, {len(prompt)} tokens among {among}: {different}"
-                    )
-        if found:
-            faults.append(f"{found[0]} ({len(found)} such answers)")
-    return faults
-
-
 def _token_faults(model: Any, by_round: list[list[Answer]]) -> list[str]:
     """Tokens that transformers would not choose; a text that does not depend on the prompt
     proves nothing."""
     answers = {
         prompt: answer
-        for asked, found in zip(rounds(), by_round, strict=True)
+        for asked, found in zip(rounds(prompts()), by_round, strict=True)
         for prompt, answer in zip(asked.prompts, found, strict=True)
     }
     faults = []

@@ -31,6 +31,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from cpu_backend.attention import kv_dtypes
+from cpu_backend.attention.spans import Pieces, cut
 from cpu_backend.errors import ConfigError
 
 # The kernels take any multiple of 16; these are the sizes that the tests run.
@@ -85,6 +86,11 @@ class CpuBackendAttention(AttentionBackend):
         return True
 
     @classmethod
+    def supports_mm_prefix(cls) -> bool:
+        """Images whose tokens see each other in both directions (Gemma 3, PaliGemma)."""
+        return True
+
+    @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
 
@@ -104,6 +110,8 @@ class StepMetadata:
 
     query_start_loc [requests + 1], seq_lens [requests] and block_table [requests, pages] int32,
     slot_mapping [tokens] int64; plan: the opaque work list of ``_C::get_scheduler_metadata``.
+    mm_prefix_range: what attention reads instead where a step has tokens of images that see each
+    other; under the name by which the host's Gemma 4 takes it from its full-attention layers.
     Not frozen: the host's builders of cross and of chunked attention, which wrap this project's,
     replace the slots, and leave a function of theirs here.
     """
@@ -117,6 +125,7 @@ class StepMetadata:
     causal: bool
     dynamic_causal: torch.Tensor | None
     encoder_cache: torch.Tensor | None
+    mm_prefix_range: Pieces | None = None
 
 
 class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
@@ -153,20 +162,17 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         encoder_cache = None
         if self.is_encoder:
             block_table, slot_mapping, encoder_cache = self._encoder_pages(common)
-        plan = torch.ops._C.get_scheduler_metadata.default(
-            common.num_reqs,
-            self.num_heads,
-            self.spec.num_kv_heads,
-            self.spec.head_size,
-            common.seq_lens,
-            self.dtype,
-            common.query_start_loc,
-            causal,
-            self.window,
-            "",
-            True,
-            dynamic,
-        )
+        plan = self._plan(common.query_start_loc, common.seq_lens, causal, dynamic)
+        pieces = None
+        if common.mm_req_doc_ranges and causal:
+            pieces = cut(
+                common.query_start_loc, common.seq_lens, block_table, common.mm_req_doc_ranges
+            )
+        if pieces is not None:
+            marks = pieces.dynamic_causal
+            pieces = replace(
+                pieces, plan=self._plan(pieces.query_start_loc, pieces.seq_lens, causal, marks)
+            )
         return StepMetadata(
             common.num_actual_tokens,
             common.query_start_loc,
@@ -177,7 +183,32 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
             causal,
             dynamic,
             encoder_cache,
+            pieces,
         )
+
+    def _plan(
+        self,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        causal: bool,
+        dynamic_causal: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The work of these requests, for all layers of the group."""
+        plan: torch.Tensor = torch.ops._C.get_scheduler_metadata.default(
+            len(query_start_loc) - 1,
+            self.num_heads,
+            self.spec.num_kv_heads,
+            self.spec.head_size,
+            seq_lens,
+            self.dtype,
+            query_start_loc,
+            causal,
+            self.window,
+            "",
+            True,
+            dynamic_causal,
+        )
+        return plan
 
     def _encoder_pages(
         self, common: CommonAttentionMetadata
@@ -280,22 +311,23 @@ class CpuBackendAttentionImpl(AttentionImpl):
         if key is not None and value is not None and not self.shares_kv:
             self._write(key, value, keys, values, step.slot_mapping, "", *cache)
         tokens = step.num_actual_tokens
+        read = step.mm_prefix_range or step
         self._attend(
             query[:tokens],
             keys,
             values,
             output[:tokens],
-            step.query_start_loc,
-            step.seq_lens,
+            read.query_start_loc,
+            read.seq_lens,
             self.scale,
             step.causal,
             self.alibi_slopes,
             self.sliding_window,
-            step.block_table,
+            read.block_table,
             self.softcap,
-            step.plan,
+            read.plan,
             self.sinks,
-            step.dynamic_causal,
+            read.dynamic_causal,
             *cache,
         )
         return output

@@ -30,6 +30,7 @@ class CPUModelRunner(HostCPUModelRunner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sampler.__class__ = CPUSampler  # its rejection sampler holds the same object
+        self._has_media = False
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""
@@ -54,7 +55,8 @@ class CPUModelRunner(HostCPUModelRunner):
         return [*model_memory(self.get_model()), *self.kv_caches]
 
     def _replays_steps(self) -> bool:
-        """Whether the model's forward is a function of tokens, positions and KV cache alone."""
+        """Whether the model's forward is a function of tokens, or what was made of them, positions
+        and KV cache alone."""
         config = self.vllm_config
         return (
             not self.model_config.enforce_eager
@@ -67,6 +69,13 @@ class CPUModelRunner(HostCPUModelRunner):
             and config.kv_transfer_config is None
         )
 
+    def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """The host's; whether this step has any is kept: some models change what they hold for
+        images while they run."""
+        embeddings, places = super()._gather_mm_embeddings(*args, **kwargs)
+        self._has_media = bool(embeddings)
+        return embeddings, places
+
     def _model_forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -77,23 +86,29 @@ class CPUModelRunner(HostCPUModelRunner):
     ) -> Any:
         """The host's, by way of a recorded step where that is possible."""
 
-        def forward() -> Any:
+        def forward(embedded: torch.Tensor | None = inputs_embeds) -> Any:
             return super(CPUModelRunner, self)._model_forward(
-                input_ids, positions, intermediate_tensors, inputs_embeds, **model_kwargs
+                input_ids, positions, intermediate_tensors, embedded, **model_kwargs
             )
+
+        def forward_of_copy() -> Any:
+            """Models add to what they are given, which a recorded step has to find unchanged."""
+            return forward(None if inputs_embeds is None else inputs_embeds.clone())
 
         groups = _distinct(get_forward_context().attn_metadata)
         if (
             self.step_replay is None
-            or input_ids is None
             or positions is None
             or intermediate_tensors is not None
-            or inputs_embeds is not None
             or model_kwargs
+            or self._has_media
             or not groups
         ):
             return forward()
-        return self.step_replay.run(forward, (input_ids, positions), groups)
+        # Tokens are in the last dimension; the host embeds them itself where images may be.
+        embedded = None if inputs_embeds is None else inputs_embeds.T
+        inputs = tuple(given for given in (positions, input_ids, embedded) if given is not None)
+        return self.step_replay.run(forward_of_copy, inputs, groups)
 
     def warm_up(self) -> float:
         """One small forward, so that the first request meets touched pages and started threads.

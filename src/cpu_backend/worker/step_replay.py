@@ -142,6 +142,7 @@ def _is_repeatable(group: StepMetadata, tokens: int) -> bool:
     return (
         group.dynamic_causal is None
         and group.encoder_cache is None
+        and group.mm_prefix_range is None
         and group.num_actual_tokens == tokens
     )
 
@@ -161,7 +162,7 @@ def _mostly_differ(inputs: tuple[torch.Tensor, ...], recorded: tuple[torch.Tenso
     tokens = inputs[0].shape[-1]
     differ = torch.zeros(tokens, dtype=torch.bool)
     for now, then in zip(inputs, recorded, strict=True):
-        differ |= (now != then).view(-1, tokens).any(0)
+        differ |= (now != then).reshape(-1, tokens).any(0)
     return 2 * int(differ.sum()) >= tokens
 
 

@@ -1,0 +1,70 @@
+"""Python packages that some models need and the host does not bring: named, with the way to get
+them, where the host shows a traceback.
+
+A model's class may import one, and so may the processor that cuts its images and sounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.serving.sentences import sentence, told
+
+TORCHVISION = "torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu"
+
+# How transformers says who needs what.
+NEEDS = (
+    r"^(?P<who>\w+) requires the (?P<package>\w+) library",
+    r"Package `(?P<package>\w+)` is required to run (?P<who>.+?)\. ",
+)
+
+
+def missing(who: str, package: str) -> ConfigError:
+    """What to raise."""
+    install = TORCHVISION if package == "torchvision" else package
+    return ConfigError(
+        f"{who} needs the Python package {package}, which is not installed: "
+        f"run `pip install {install}`, or choose another model."
+    )
+
+
+def in_classes(attempt: Callable[[str, Any], Any], method: str) -> Callable[[str, Any], Any]:
+    """For the host's functions that inspect or load a model's class by one of its ``method``s: they
+    say only that it failed, behind a traceback."""
+
+    @functools.cache
+    def look(architecture: str, model: Any) -> Any:
+        try:
+            return getattr(model, method)()
+        except ModuleNotFoundError as error:
+            package = (error.name or str(error)).partition(".")[0]
+            raise missing(architecture, package) from error
+        except Exception:
+            return attempt(architecture, model)
+
+    return look
+
+
+def in_processors(module: Any) -> None:
+    """vllm.multimodal.processing.context: what loads a model's processor."""
+    original = module.cached_processor_from_config
+
+    @functools.wraps(original)
+    def load(model_config: Any, *args: Any, **kwargs: Any) -> Any:
+        before = f"The processor of '{model_config.model}' cannot be loaded ("
+        after = "): download it again, or choose another model."
+        with told(around=(before, after)):
+            try:
+                return original(model_config, *args, **kwargs)
+            except ImportError as error:
+                said = sentence(error)
+                for pattern in NEEDS:
+                    if found := re.search(pattern, said):
+                        raise missing(found["who"], found["package"].lower()) from error
+                raise
+
+    module.cached_processor_from_config = load

@@ -1,0 +1,48 @@
+"""Images whose tokens see each other: how a step is cut for the kernel, and where it may end."""
+
+from __future__ import annotations
+
+import torch
+
+from cpu_backend.attention.spans import Pieces, cut
+from cpu_backend.attention.whole_spans import whole
+
+
+def pieces(
+    starts: list[int], lengths: list[int], ranges: dict[int, list[tuple[int, int]]]
+) -> Pieces | None:
+    table = torch.arange(len(lengths), dtype=torch.int32)[:, None] + 10
+    return cut(torch.tensor(starts), torch.tensor(lengths), table, ranges)
+
+
+def test_a_step_without_a_span_is_not_cut() -> None:
+    assert pieces([0, 3, 4], [3, 20], {}) is None
+    # Spans that lie before this step's queries, after them, or are one token long.
+    assert pieces([0, 3, 4], [9, 20], {0: [(0, 5), (9, 12), (7, 7)], 1: [(3, 18)]}) is None
+
+
+def test_a_request_is_cut_where_a_span_begins_and_ends() -> None:
+    found = pieces([0, 10, 11], [10, 7], {0: [(6, 7), (2, 4)], 1: [(0, 3)]})
+    assert found is not None
+    assert found.query_start_loc.tolist() == [0, 2, 5, 6, 8, 10, 11]
+    assert found.seq_lens.tolist() == [2, 5, 6, 8, 10, 7]
+    assert found.dynamic_causal.tolist() == [True, False, True, False, True, True]
+    assert found.block_table.flatten().tolist() == [10, 10, 10, 10, 10, 11]
+
+
+def test_the_rest_of_a_span_that_the_prefix_cache_holds_in_part() -> None:
+    found = pieces([0, 4], [12], {0: [(3, 9)]})
+    assert found is not None
+    assert found.query_start_loc.tolist() == [0, 2, 4]
+    assert found.seq_lens.tolist() == [10, 12]
+    assert found.dynamic_causal.tolist() == [False, True]
+
+
+def test_no_step_ends_within_a_span() -> None:
+    spans = [(5, 10), (10, 14)]
+    assert [whole(0, n, spans) for n in (4, 5, 6, 9, 10, 11, 13, 14, 20)] == [
+        4, 5, 5, 5, 10, 10, 10, 14, 20,
+    ]  # fmt: skip
+    assert whole(5, 3, spans) == 0
+    assert whole(7, 2, spans) == 0
+    assert whole(7, 3, spans) == 3

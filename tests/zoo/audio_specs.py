@@ -1,0 +1,93 @@
+"""The architectures that take sounds beside text, sorted by name."""
+
+from __future__ import annotations
+
+from tests.zoo import processors
+from tests.zoo.media import MediaSpec, Sound, heard, shown
+from tests.zoo.processors import FIRST
+
+SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
+ENCODER = {
+    "hidden_size": 64,
+    "intermediate_size": 256,  # four frames in one, for GLM-ASR
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_mel_bins": 80,
+}
+# transformers 5 writes a level too many.
+LEVEL = ((r"\.model\.model\.", ".model."),)
+
+SPECS = (
+    MediaSpec(
+        "AudioFlamingo3ForConditionalGeneration",
+        "Audio Flamingo 3",
+        "audioflamingo3",
+        {
+            "text_config": {"model_type": "qwen2"},
+            "audio_config": {**ENCODER, "model_type": "audioflamingo3_encoder"},
+            "audio_token_id": FIRST,
+        },
+        processor=processors.audioflamingo3,
+        cases=shown("<sound>", SOUNDS, at_once=1),
+        published=LEVEL,
+    ),
+    MediaSpec(
+        "GlmAsrForConditionalGeneration",
+        "GLM-ASR",
+        "glmasr",
+        {
+            "text_config": {"model_type": "llama"},
+            "audio_config": {**ENCODER, "model_type": "glmasr_encoder"},
+            "audio_token_id": FIRST,
+        },
+        processor=processors.glmasr,
+        cases=shown("<sound>", SOUNDS, at_once=1),
+        published=LEVEL,
+    ),
+    MediaSpec(
+        "Qwen2AudioForConditionalGeneration",
+        "Qwen2-Audio",
+        "qwen2_audio",
+        {
+            "text_config": {"model_type": "qwen2"},
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "d_model": 64,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 112,
+                "num_mel_bins": 80,
+                "max_source_positions": 1500,
+            },
+            "audio_token_index": FIRST,
+        },
+        processor=processors.qwen2_audio,
+        cases=shown("Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>", SOUNDS),
+        published=LEVEL,
+    ),
+    MediaSpec(
+        "WhisperForConditionalGeneration",
+        "Whisper",
+        "whisper",
+        {
+            "d_model": 192,
+            "encoder_layers": 2,
+            "decoder_layers": 3,
+            "encoder_attention_heads": 6,
+            "decoder_attention_heads": 6,
+            "encoder_ffn_dim": 352,
+            "decoder_ffn_dim": 352,
+            "max_source_positions": 150,
+            "max_target_positions": 512,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+            "pad_token_id": 5,
+            "decoder_start_token_id": 1,
+            "tie_word_embeddings": True,
+        },
+        processor=processors.whisper,
+        cases=heard(1, SOUNDS),
+        fixed=True,
+        selected=True,
+    ),
+)

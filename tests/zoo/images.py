@@ -1,0 +1,16 @@
+"""Images beside text."""
+
+from __future__ import annotations
+
+from tests.zoo.audio import is_audio
+from tests.zoo.image_specs import SPECS
+from tests.zoo.mixed import examine
+
+__all__ = ["SPECS", "examine", "registered"]
+
+
+def registered() -> list[str]:
+    """The names of the host's classes for images and video."""
+    from vllm.model_executor.models import registry
+
+    return [name for name in registry._MULTIMODAL_MODELS if not is_audio(name)]

@@ -1,0 +1,185 @@
+"""Requests with images or sounds in them: what is sent to the engine, and the same for
+``transformers``."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.zoo.build import Spec
+
+RATE = 16000  # samples of a second
+LETTERS = string.ascii_letters + string.digits + " .,"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Random colours that flow into each other."""
+
+    width: int
+    height: int
+    seed: int
+    kind: ClassVar[str] = "image"
+
+    def make(self) -> Any:
+        import numpy as np
+        from PIL import Image
+
+        colours = np.random.default_rng(self.seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        size = (self.width, self.height)
+        return Image.fromarray(colours).resize(size, Image.Resampling.BILINEAR)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A tone that rises, its pitch by the seed, in some noise."""
+
+    samples: int
+    seed: int
+    kind: ClassVar[str] = "audio"
+
+    def make(self) -> Any:
+        import numpy as np
+
+        noise = np.random.default_rng(self.seed).standard_normal(self.samples)
+        time = np.arange(self.samples) / RATE
+        tone = np.sin(2 * np.pi * (200 + 150 * self.seed) * time * (1 + time))
+        return (0.3 * tone + 0.05 * noise).astype(np.float32)
+
+
+Medium = Picture | Sound
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A text, media, a text; ``mark`` is what stands for each medium in between."""
+
+    mark: str
+    before: str
+    media: tuple[Medium, ...]
+    after: str
+    ids: ClassVar[str] = "input_ids"
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.media) + len(self.after)
+
+    @property
+    def text(self) -> str:
+        return self.before + self.mark * len(self.media) + self.after
+
+    def request(self) -> dict[str, Any]:
+        """For the host."""
+        if not self.media:
+            return {"prompt": self.text}
+        made = [medium.make() for medium in self.media]
+        if self.media[0].kind == "audio":
+            made = [(samples, RATE) for samples in made]
+        return {"prompt": self.text, "multi_modal_data": {self.media[0].kind: made}}
+
+    def inputs(self, processor: Any) -> dict[str, Any]:
+        """For ``transformers``' model, made by its processor."""
+        given: dict[str, Any] = {}
+        if self.media:
+            made = [medium.make() for medium in self.media]
+            given = {"images": made}
+            if self.media[0].kind == "audio":
+                given = {"audio": made, "sampling_rate": RATE}
+        inputs = dict(processor(text=self.text, return_tensors="pt", **given))
+        inputs.pop("labels", None)
+        return inputs
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A sound for the encoder, the first tokens of its transcript for the decoder."""
+
+    start: int  # the token that the host puts before them
+    media: tuple[Sound, ...]
+    tokens: tuple[int, ...]
+    ids: ClassVar[str] = "decoder_input_ids"
+
+    def __len__(self) -> int:
+        return 1 + len(self.tokens)
+
+    def request(self) -> dict[str, Any]:
+        """For the host."""
+        sound = {"prompt": "", "multi_modal_data": {"audio": (self.media[0].make(), RATE)}}
+        return {
+            "encoder_prompt": sound,
+            "decoder_prompt": {"prompt_token_ids": list(self.tokens)},
+        }
+
+    def inputs(self, processor: Any) -> dict[str, Any]:
+        """For ``transformers``' model, made by its processor."""
+        import torch
+
+        features = processor.feature_extractor(
+            [self.media[0].make()], sampling_rate=RATE, return_tensors="pt"
+        ).input_features
+        return {
+            "input_features": features,
+            self.ids: torch.tensor([[self.start, *self.tokens]]),
+        }
+
+
+Case = Shown | Heard
+
+
+def with_others(case: Case) -> Case:
+    """The same with other media of the same size."""
+    return replace(case, media=tuple(replace(m, seed=m.seed + 7) for m in case.media))
+
+
+def shown(
+    mark: str, media: Sequence[Medium], at_once: int = 2, at_least: int = 0
+) -> tuple[Case, ...]:
+    """Six requests: one medium of each size (three), the first text with another medium of the same
+    size, which only its content tells apart; two media, if so many are allowed ``at_once``; a text
+    alone."""
+    generator = random.Random(20)
+
+    def text(length: int) -> str:
+        return "".join(generator.choice(LETTERS) for _ in range(length))
+
+    small, middle, large = media
+    other = replace(small, seed=small.seed + 3)
+    begin, end = text(5), text(8)
+    return (
+        Shown(mark, begin, (small,), end),
+        Shown(mark, text(40), (middle,), end),
+        Shown(mark, text(200), (large,), text(90)),
+        Shown(mark, begin, (other,), end),
+        Shown(mark, text(17), (other, middle)[:at_once], end),
+        Shown(mark, text(129), (middle,)[:at_least], ""),
+    )
+
+
+def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
+    """Six requests: as many sounds, transcripts that begin with one token and with a page's."""
+    generator = random.Random(20)
+    lengths = (4, 1, 140, 5, 9, 64)
+    small, middle, large = media
+    sounds = (small, middle, large, replace(small, seed=small.seed + 3), middle, large)
+    return tuple(
+        Heard(start, (sound,), tuple(generator.randrange(10, 1000) for _ in range(length)))
+        for sound, length in zip(sounds, lengths, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class MediaSpec(Spec):
+    """processor: leaves the model's in a folder; cases: the requests to compare.
+
+    fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache;
+    chunk: tokens of a step, not less than those of an image that is computed at once.
+    """
+
+    auto: str = ""
+    processor: Callable[[Path], Any] = Path
+    cases: tuple[Case, ...] = ()
+    fixed: bool = False
+    chunk: int = 64

@@ -1,0 +1,155 @@
+"""Images and sounds beside text: alone, together, in chunks and from the prefix cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests import tools
+from tests.zoo import judge
+from tests.zoo.build import build, write_config
+from tests.zoo.judge import ENDED, HOST, REFUSED, RIGHT, WRONG, Outcome
+from tests.zoo.media import Case, MediaSpec, with_others
+from tests.zoo.run import Answer, Failed, Round, forked, generate
+from tests.zoo.text import ENGINES, SCORED, rounds
+from tests.zoo.tokens import write_tokenizer
+
+COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
+FIXED = ("alone", "together", "recorded", "eager")
+MEDIA = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 2, "audio": 2, "video": 0}}
+ONE_SOUND = {**MEDIA, "limit_mm_per_prompt": {"audio": 1}, "max_num_batched_tokens": 1024}
+
+
+class Reference(torch.nn.Module):
+    """``transformers``' model before one case: tokens [1, n] in, logits out."""
+
+    def __init__(self, model: torch.nn.Module, case: Case, processor: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.case = case
+        self.inputs = case.inputs(processor)
+        self.config = model.config
+
+    def prompt(self) -> tuple[int, ...]:
+        """The case's tokens as the processor says them."""
+        return tuple(self.inputs[self.case.ids][0].tolist())
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        """``ids``: the case's tokens and what follows them."""
+        dtype = next(self.model.parameters()).dtype
+        given = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self.inputs.items()
+        }
+        longer = ids.shape[1] - given[self.case.ids].shape[1]
+        for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
+            if name in given:
+                given[name] = torch.nn.functional.pad(given[name], (0, longer), value=fill)
+        return self.model(**{**given, self.case.ids: ids})
+
+
+def examine(spec: MediaSpec, folder: Path) -> Outcome:
+    """Build the model, run every engine, compare.  Runs in a process of its own."""
+    engines = _engines(spec)
+    if missing := [tools.sentence(need) for need in spec.needs if not tools.is_there(need)]:
+        return Outcome(REFUSED, "; ".join(missing))
+    if spec.refused:
+        write_tokenizer(folder)
+        write_config(spec, folder)
+        try:
+            forked(generate, folder, engines["recorded"], [])
+        except Failed as failed:
+            return judge.failure(failed, spec.host, spec.note)
+        return Outcome(ENDED, "started without its weights")
+    processor = spec.processor(folder)
+    model = build(spec, folder)
+    sent = rounds(spec.cases)
+    scored = [Round((case,), SCORED) for case in spec.cases[:3]]
+    try:
+        answers = {
+            name: forked(generate, folder, options, sent + scored)
+            for name, options in engines.items()
+        }
+    except Failed as failed:
+        return judge.failure(failed, spec.host, spec.note)
+    greedy = {name: by_round[: len(sent)] for name, by_round in answers.items()}
+    faults = judge.differences(sent, greedy, cached=not spec.fixed)
+    references = [Reference(model, case, processor) for case in spec.cases]
+    first = dict(zip(_cases(sent), _answers(greedy["eager"]), strict=True))
+    faults += _token_faults(references, [first[case] for case in spec.cases])
+    scores = {name: _answers(by_round[len(sent) :]) for name, by_round in answers.items()}
+    faults += _blind_faults(model, processor, spec.cases, scores["eager"])
+    faults += _score_faults(references, scores)
+    compared, dtypes = FIXED if spec.fixed else COMPARED, ("fp32", "bf16")
+    state = RIGHT if not faults else HOST if spec.host else WRONG
+    notes = [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
+    notes += [spec.note] if spec.note else []
+    return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
+
+
+def _engines(spec: MediaSpec) -> dict[str, dict[str, Any]]:
+    """Those of text, in chunks that the model allows."""
+    chunk = {"max_num_batched_tokens": spec.chunk}
+    own = ONE_SOUND if spec.fixed else MEDIA
+    return {
+        name: {**options, **({} if name == "eager" else chunk), **own}
+        for name, options in ENGINES.items()
+    }
+
+
+def _cases(sent: list[Round]) -> list[Case]:
+    return [case for asked in sent for case in asked.prompts]
+
+
+def _answers(by_round: list[list[Answer]]) -> list[Answer]:
+    return [answer for found in by_round for answer in found]
+
+
+def _token_faults(references: list[Reference], answers: list[Answer]) -> list[str]:
+    """Prompts that the host reads otherwise than transformers' processor, and tokens that the model
+    would not choose."""
+    for reference, answer in zip(references, answers, strict=True):
+        if answer.prompt != reference.prompt():
+            return [f"the host's prompt has other tokens: {answer.prompt[:60]}"]
+    gap, letters = max(
+        (float(judge.gaps(reference, answer.prompt, answer.tokens).max()), len(reference.case))
+        for reference, answer in zip(references, answers, strict=True)
+    )
+    if gap < judge.TIE:
+        return []
+    return [f"{letters} letters alone: a token {gap:.2f} deviations below the best"]
+
+
+def _blind_faults(
+    model: Any, processor: Any, cases: Sequence[Case], scored: list[Answer]
+) -> list[str]:
+    """Log-probabilities that fit other media as well prove nothing."""
+    for case, answer in zip(cases, scored, strict=False):
+        other = Reference(model, with_others(case), processor)
+        if judge.worst_error(other, {answer.prompt: answer}) < judge.TIE:
+            return [f"{len(case)} letters: other media give the same, so this proves little"]
+    return []
+
+
+def _score_faults(references: list[Reference], scores: dict[str, list[Answer]]) -> list[str]:
+    """Log-probabilities of prompts that are off; in bf16 last, because that rounds the model."""
+    faults = []
+    for name in ("eager", "recorded"):
+        error = max(
+            judge.worst_error(reference, {answer.prompt: answer})
+            for reference, answer in zip(references, scores[name], strict=False)
+        )
+        if not error < judge.TIE:
+            faults.append(f"{name}: log-probabilities of a prompt are {error:.2f} deviations off")
+    errors = [
+        judge.bf16_errors(reference, {answer.prompt: answer})
+        for reference, answer in zip(references, scores["bf16"], strict=False)
+    ]
+    ours, theirs = (math.hypot(*found) for found in zip(*errors, strict=True))
+    if not ours <= judge.BF16_FACTOR * theirs:
+        faults.append(f"bf16: error {ours:.3g}, transformers' {theirs:.3g}")
+    return faults

@@ -1,0 +1,251 @@
+"""Processors made in code: a tokenizer of bytes beside what cuts images and sounds.
+
+Each function leaves its processor in the model's folder and returns it.  The first special token of
+a model's own has number FIRST, as its Spec's config says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.zoo.tokens import SPECIAL, write_tokenizer
+
+FIRST = len(SPECIAL)
+SIDE = 56  # pixels of an image's side, where it is fixed; four patches of 14
+IDEFICS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]  # of tiles of an image
+QWEN = (
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_pad|>",
+)
+
+
+def _image_processor(name: str, **options: Any) -> Any:
+    """``transformers``' own for this machine: without torchvision, the one by PIL."""
+    import transformers
+    from transformers.utils import is_torchvision_available
+
+    backend = "" if is_torchvision_available() else "Pil"
+    return getattr(transformers, f"{name}ImageProcessor{backend}")(**options)
+
+
+def _keep(processor: Any, folder: Path) -> Any:
+    processor.save_pretrained(folder)
+    return processor
+
+
+def gemma3(folder: Path) -> Any:
+    from transformers import Gemma3Processor
+
+    image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+    named = {"image_token": image, "boi_token": begin, "eoi_token": end}
+    lines = ["\n" * n for n in range(1, 5)]  # one token each, which the host merges
+    tokenizer = write_tokenizer(folder, [image, begin, end, *lines], extra_special_tokens=named)
+    images = _image_processor("Gemma3", size={"height": SIDE, "width": SIDE})
+    return _keep(Gemma3Processor(images, tokenizer, image_seq_length=16), folder)
+
+
+def gemma4(folder: Path) -> Any:
+    from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor, Gemma4VideoProcessor
+
+    image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+    audio = ("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
+    named = {"image_token": image, "boi_token": begin, "eoi_token": end}
+    named |= dict(zip(("audio_token", "boa_token", "eoa_token"), audio, strict=True))
+    extra = [*named.values(), "<|video|>"]
+    tokenizer = write_tokenizer(folder, extra, extra_special_tokens=named)
+    images = _image_processor("Gemma4", max_soft_tokens=70)
+    sounds, videos = Gemma4AudioFeatureExtractor(), Gemma4VideoProcessor()
+    processor = Gemma4Processor(sounds, images, tokenizer, videos, image_seq_length=70)
+    return _keep(processor, folder)
+
+
+def glm4v(folder: Path) -> Any:
+    from transformers import Glm4vProcessor, Glm4vVideoProcessor
+
+    extra = ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"]
+    extra += ["<|begin_of_video|>", "<|end_of_video|>"]
+    tokenizer = write_tokenizer(folder, extra)
+    size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 2 * 28 * 28}
+    images = _image_processor("Glm4v", size=size)
+    return _keep(Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), folder)
+
+
+def idefics3(folder: Path) -> Any:
+    from transformers import Idefics3Processor
+
+    tokenizer = write_tokenizer(folder, IDEFICS)
+    return _keep(Idefics3Processor(_idefics_images("Idefics3"), tokenizer, image_seq_len=4), folder)
+
+
+def _idefics_images(name: str) -> Any:
+    size, tile = {"longest_edge": 2 * SIDE}, {"longest_edge": SIDE}
+    return _image_processor(name, size=size, max_image_size=tile)
+
+
+def smolvlm(folder: Path) -> Any:
+    from transformers import SmolVLMProcessor, SmolVLMVideoProcessor
+
+    tokenizer = write_tokenizer(folder, IDEFICS)
+    images, videos = _idefics_images("SmolVLM"), SmolVLMVideoProcessor()
+    return _keep(SmolVLMProcessor(images, tokenizer, videos, image_seq_len=4), folder)
+
+
+def internvl(folder: Path) -> Any:
+    from transformers import InternVLProcessor, InternVLVideoProcessor
+
+    named = {
+        "context_image_token": "<IMG_CONTEXT>",
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "video_token": "<video>",
+    }
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    tile = {"height": SIDE, "width": SIDE}
+    images = _image_processor("GotOcr2", size=tile, crop_to_patches=True, max_patches=4)
+    videos = InternVLVideoProcessor(size=tile)
+    return _keep(InternVLProcessor(images, tokenizer, videos, image_seq_length=4), folder)
+
+
+def llava(folder: Path) -> Any:
+    from transformers import LlavaProcessor
+
+    return _keep(
+        LlavaProcessor(
+            _image_processor("CLIP", **_square()),
+            write_tokenizer(folder, ["<image>"]),
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+        folder,
+    )
+
+
+def llava_next(folder: Path) -> Any:
+    from transformers import LlavaNextProcessor
+
+    return _keep(
+        LlavaNextProcessor(
+            _image_processor("LlavaNext", image_grid_pinpoints=PINPOINTS, **_square()),
+            write_tokenizer(folder, ["<image>"]),
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+        folder,
+    )
+
+
+def _square() -> dict[str, Any]:
+    return {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+
+
+def llava_onevision(folder: Path) -> Any:
+    from transformers import LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
+
+    tile = {"height": SIDE, "width": SIDE}
+    return _keep(
+        LlavaOnevisionProcessor(
+            _image_processor("LlavaOnevision", image_grid_pinpoints=PINPOINTS, size=tile),
+            write_tokenizer(folder, ["<image>", "<video>"]),
+            LlavaOnevisionVideoProcessor(size=tile),
+            num_image_tokens=16,
+            vision_feature_select_strategy="full",
+        ),
+        folder,
+    )
+
+
+def mistral3(folder: Path) -> Any:
+    from transformers import PixtralProcessor
+
+    tokenizer = write_tokenizer(folder, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
+    images = _image_processor("Pixtral", size={"longest_edge": 2 * SIDE}, patch_size=14)
+    processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+    return _keep(processor, folder)
+
+
+def paligemma(folder: Path) -> Any:
+    from transformers import PaliGemmaProcessor
+
+    tokenizer = write_tokenizer(folder, ["<image>", "\n"])
+    images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
+    images.image_seq_length = 16
+    return _keep(PaliGemmaProcessor(images, tokenizer), folder)
+
+
+def qwen2_vl(folder: Path) -> Any:
+    from transformers import Qwen2VLProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = write_tokenizer(folder, QWEN)
+    return _keep(Qwen2VLProcessor(_qwen_images(14), tokenizer, Qwen2VLVideoProcessor()), folder)
+
+
+def qwen2_5_vl(folder: Path) -> Any:
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = write_tokenizer(folder, QWEN)
+    return _keep(Qwen2_5_VLProcessor(_qwen_images(14), tokenizer, Qwen2VLVideoProcessor()), folder)
+
+
+def qwen3_vl(folder: Path) -> Any:
+    from transformers import Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    half = [0.5] * 3
+    images = _qwen_images(16, image_mean=half, image_std=half)
+    tokenizer = write_tokenizer(folder, QWEN)
+    return _keep(Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor()), folder)
+
+
+def _qwen_images(patch: int, **options: Any) -> Any:
+    """Of 4 to 16 tokens, each of two by two patches."""
+    token = (2 * patch) ** 2
+    size = {"shortest_edge": 4 * token, "longest_edge": 16 * token}
+    return _image_processor("Qwen2VL", patch_size=patch, size=size, **options)
+
+
+def qwen2_audio(folder: Path) -> Any:
+    from transformers import Qwen2AudioProcessor
+
+    tokenizer = write_tokenizer(folder, ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"])
+    return _keep(Qwen2AudioProcessor(_spectrum(30), tokenizer), folder)
+
+
+def audioflamingo3(folder: Path) -> Any:
+    from transformers import AudioFlamingo3Processor
+
+    tokenizer = write_tokenizer(folder, ["<sound>"])
+    return _keep(AudioFlamingo3Processor(_spectrum(30), tokenizer, max_audio_len=30), folder)
+
+
+def glmasr(folder: Path) -> Any:
+    from transformers import GlmAsrProcessor
+
+    tokenizer = write_tokenizer(folder, ["<sound>"])
+    processor = GlmAsrProcessor(_spectrum(30), tokenizer, audio_token="<sound>", max_audio_len=30)
+    return _keep(processor, folder)
+
+
+def whisper(folder: Path) -> Any:
+    from transformers import WhisperProcessor, WhisperTokenizer
+
+    from tests.zoo.tokens import byte_vocabulary
+
+    special = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|transcribe|>")
+    special += ("<|notimestamps|>", "<pad>")
+    tokenizer = WhisperTokenizer(
+        vocab=byte_vocabulary(special), merges=[], additional_special_tokens=list(special)
+    )
+    return _keep(WhisperProcessor(_spectrum(3), tokenizer), folder)
+
+
+def _spectrum(seconds: int) -> Any:
+    """As many frames of 80 bands as so long a sound has, 100 a second; a shorter one is padded."""
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor(feature_size=80, chunk_length=seconds)
