@@ -65,6 +65,22 @@ def test_async_scheduling_is_switched_off_and_said(
     assert "async scheduling is off" in caplog.text
 
 
+def _llm(model: Path, **options: Any) -> Run:
+    options |= {"model": str(model), "skip_tokenizer_init": True, "max_num_seqs": 4}
+    return Run(tuple(f"{key}={json.dumps(value)}" for key, value in options.items()), program="LLM")
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_experts_of_another_width_than_their_config_says(tmp_path: Path, width: int) -> None:
+    """The host would leave a part of the weights away, or a part of the experts empty."""
+    build.build(build.Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"), tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"moe_intermediate_size": width}))
+    [done] = run_all([_llm(tmp_path, max_model_len=256)], tmp_path)
+    assert "[192, 96] in the checkpoint" in done.sentence
+    assert f"makes it [192, {width}]" in done.sentence
+
+
 HRM = build.Spec(
     "HrmTextForCausalLM", "HRM-Text", "hrm_text", {"num_hidden_layers": 1, "L_cycles": 1}
 )
@@ -73,17 +89,8 @@ HRM = build.Spec(
 def test_steps_that_are_shorter_than_prompts_that_are_read_in_one(tmp_path: Path) -> None:
     """The engine knows when it has built the model."""
     build.write_config(HRM, tmp_path)
-    options = {
-        "model": str(tmp_path),
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "max_num_batched_tokens": 256,
-        "max_num_seqs": 4,
-    }
-    runs = [
-        Run(tuple(f"{key}={json.dumps(value)}" for key, value in run.items()), program="LLM")
-        for run in ({**options, "max_model_len": 257}, {**options, "max_model_len": 256})
-    ]
+    steps = {"load_format": "dummy", "max_num_batched_tokens": 256}
+    runs = [_llm(tmp_path, max_model_len=257, **steps), _llm(tmp_path, max_model_len=256, **steps)]
     long, fitting = run_all(runs, tmp_path)
     assert "steps of 256 tokens are shorter than --max-model-len 257" in long.sentence
     assert long.code == 1
