@@ -9,7 +9,7 @@ from tests.zoo.processors import FIRST
 SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
 ENCODER = {
     "hidden_size": 64,
-    "intermediate_size": 256,  # four frames in one, for GLM-ASR
+    "intermediate_size": 112,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_mel_bins": 80,
@@ -37,7 +37,11 @@ SPECS = (
         "glmasr",
         {
             "text_config": {"model_type": "llama"},
-            "audio_config": {**ENCODER, "model_type": "glmasr_encoder"},
+            "audio_config": {
+                **ENCODER,
+                "model_type": "glmasr_encoder",
+                "intermediate_size": 256,  # what a token is made of: four frames
+            },
             "audio_token_id": FIRST,
         },
         processor=processors.glmasr,
