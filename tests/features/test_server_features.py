@@ -229,6 +229,13 @@ def test_collective_rpc_and_adapters_that_are_loaded(server: Server) -> None:
     assert post(server, "/collective_rpc", {"method": "list_loras"}) == {"results": [[1, 2]]}
 
 
+def test_a_result_that_cannot_be_sent_fails_its_call_alone(
+    server: Server, client: openai.OpenAI
+) -> None:
+    post(server, "/collective_rpc", {"method": "get_model"}, status=(500,))
+    assert complete(client, server.model, PROMPTS[0])
+
+
 def test_reset_prefix_cache(server: Server, client: openai.OpenAI) -> None:
     long = "again " * 300
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
-from cpu_backend.serving import heartbeat
+from cpu_backend.serving import engine_calls, heartbeat
 from cpu_backend.serving.engine_end import how_it_ended
 from cpu_backend.serving.sentences import sentence, usual_kinds
 
@@ -70,31 +70,8 @@ def in_engine(module: Any) -> None:
     """vllm.v1.engine.core: the engine tells why it does not start, and that it lives."""
     end_with_a_sentence(module.EngineCoreProc, heartbeat.answer)
     heartbeat.count_time(module.EngineCoreProc)
-    _look_at_steps(module.EngineCore)
-
-
-def _look_at_steps(cls: Any) -> None:
-    """Every prompt that is accepted fits in a step, where a model cannot read it in pieces.
-
-    The host checks that before the model is built, and learns of such layers afterwards: a longer
-    prompt would wait for ever, and all others behind it.
-    """
-    original = cls._initialize_kv_caches
-
-    @functools.wraps(original)
-    def initialize(self: Any, vllm_config: Any) -> Any:
-        result = original(self, vllm_config)
-        scheduler, model = vllm_config.scheduler_config, vllm_config.model_config
-        step = scheduler.max_num_batched_tokens
-        if not scheduler.enable_chunked_prefill and step < model.max_model_len:
-            raise ConfigError(
-                f"{model.architecture} reads a prompt in one step, and steps of {step} tokens are "
-                f"shorter than --max-model-len {model.max_model_len}: set --max-num-batched-tokens "
-                "to as much, or lower --max-model-len."
-            )
-        return result
-
-    cls._initialize_kv_caches = initialize
+    engine_calls.check_results(module.EngineCoreProc)
+    engine_calls.check_steps(module.EngineCore)
 
 
 def in_rank(module: Any) -> None:
