@@ -17,7 +17,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import compat, envs, ops
+from cpu_backend import architectures, compat, envs, ops
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory
@@ -125,7 +125,8 @@ class CpuBackendPlatform(CpuPlatform):
         """Called for every configuration the host builds; each step may run again."""
         ops.load()
         _refuse_missing_features(vllm_config)
-        _check_architecture(vllm_config)
+        if vllm_config.model_config is not None:
+            architectures.check(vllm_config.model_config)
         _set_block_size(vllm_config)
         kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)
@@ -183,28 +184,6 @@ def _replace_triton_kernel() -> None:
     register_kernels(
         {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
     )
-
-
-def _check_architecture(config: VllmConfig) -> None:
-    """Refuse a model whose kind of layer is missing here, before its weights are read."""
-    model = config.model_config
-    if model is None:
-        return
-    missing = ""
-    if model.use_mla:
-        missing = "multi-head latent attention (MLA)"
-    elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
-        missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
-    if missing:
-        raise ConfigError(
-            f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
-            "choose a model whose layers all attend to keys and values."
-        )
-    if model.hf_config.model_type == "hrm_text" and not model.hf_config.prefix_lm:
-        raise ConfigError(
-            f"{model.architecture} reads prompts in both directions here, and this one's "
-            "config.json (prefix_lm) says forwards alone: choose another model."
-        )
 
 
 def _set_block_size(config: VllmConfig) -> None:

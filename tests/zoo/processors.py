@@ -170,15 +170,6 @@ def mistral3(folder: Path) -> Any:
     return _keep(processor, folder)
 
 
-def paligemma(folder: Path) -> Any:
-    from transformers import PaliGemmaProcessor
-
-    tokenizer = write_tokenizer(folder, ["<image>", "\n"])
-    images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
-    images.image_seq_length = 16
-    return _keep(PaliGemmaProcessor(images, tokenizer), folder)
-
-
 def qwen2_vl(folder: Path) -> Any:
     from transformers import Qwen2VLProcessor, Qwen2VLVideoProcessor
 

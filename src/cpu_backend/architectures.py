@@ -1,0 +1,61 @@
+"""Which of the host's model classes run here: refused by name, compared, or not yet known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from cpu_backend.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+logger = init_logger("vllm.cpu_backend")
+
+# Those that tests/zoo found right; it fails if this list is not its own.
+COMPARED = frozenset((Path(__file__).parent / "compared.txt").read_text().split())
+NOT_COMPARED = (
+    "cpu_backend: %s has not been compared with transformers on this backend (docs/models.md lists "
+    "what has): hold a few answers against another engine's before you rely on it."
+)
+
+
+def check(model: ModelConfig) -> None:
+    """Refuse a model that would answer wrongly or not at all, before its weights are read; say it
+    of one that nobody has compared.
+
+    Raises ConfigError.
+    """
+    missing = ""
+    if model.use_mla:
+        missing = "multi-head latent attention (MLA)"
+    elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
+        missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
+    if missing:
+        raise ConfigError(
+            f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
+            "choose a model whose layers all attend to keys and values."
+        )
+    kind = model.hf_config.model_type
+    if kind == "hrm_text" and not model.hf_config.prefix_lm:
+        raise ConfigError(
+            f"{model.architecture} reads prompts in both directions here, and this one's "
+            "config.json (prefix_lm) says forwards alone: choose another model."
+        )
+    if kind == "paligemma":
+        raise ConfigError(
+            f"{model.architecture} is made to read prompts in both directions, which the host does "
+            "for their images alone: choose another model."
+        )
+    if not is_compared(model.architecture):
+        logger.warning_once(NOT_COMPARED, model.architecture)
+
+
+def is_compared(architecture: str) -> bool:
+    """Whether a model of that name is among those compared, or of the same class as one."""
+    from vllm.model_executor.models import registry
+
+    _, cls = registry._VLLM_MODELS.get(architecture, ("", architecture))
+    return not COMPARED.isdisjoint((architecture, cls))
