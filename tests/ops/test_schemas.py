@@ -69,7 +69,6 @@ bind_threads(int[] cpus) -> bool
 describe() -> str
 experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, \
 Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
-gelu(Tensor! out, Tensor input) -> ()
 keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
@@ -87,7 +86,6 @@ read_bytes(Tensor data) -> int
 sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, Tensor seeds) \
 -> Tensor
 set_num_threads(int threads) -> ()
-silu(Tensor! out, Tensor input) -> ()
 """
 
 # A process of its own: the host's libraries, once imported, add their ops to the same namespace.

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -191,14 +192,27 @@ def hold_as(user: int, folder: Path, cpu: int, pipe: Connection) -> None:
     pipe.recv()
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user may write to, below no folder that keeps others out."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
+
+
+def test_a_folder_that_keeps_one_out_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0)
+    user = os.geteuid()
+    os.seteuid(user or 1001)  # nothing keeps root out
+    try:
+        assert Reservations(tmp_path / "locked" / "servers").taken() == frozenset()
+    finally:
+        os.seteuid(user)
+
+
 @pytest.mark.needs("root")
-def test_servers_of_two_users_see_each_other(tmp_path: Path) -> None:
+def test_servers_of_two_users_see_each_other(shared: Path) -> None:
     """The folder and its lock are the first one's; a third run finds nothing left to respect."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    shared.chmod(0o1777)  # not by mkdir, which the umask narrows
     fork = multiprocessing.get_context("fork")
     servers, seen = [], []
     for user, cpu in ((1001, 3), (1002, 5)):
@@ -206,6 +220,7 @@ def test_servers_of_two_users_see_each_other(tmp_path: Path) -> None:
         arguments = (user, shared / "servers", cpu, there)
         process = fork.Process(target=hold_as, args=arguments)
         process.start()
+        there.close()  # should it end, its side is closed
         seen.append(here.recv())
         assert here.recv() == "held"
         servers.append((process, here))

@@ -107,8 +107,12 @@ class Reservations:
 
     def _read(self) -> dict[str, Reservation]:
         """Server -> reservation, of the living."""
-        table = {}
-        for path in sorted(self._folder.glob("*.json")):
+        table: dict[str, Reservation] = {}
+        try:
+            paths = sorted(self._folder.glob("*.json"))
+        except PermissionError:  # below a folder of somebody else's
+            return table
+        for path in paths:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 if _is_held(path):
                     fields = json.loads(path.read_text())
