@@ -12,5 +12,5 @@ def test_the_list_is_the_zoos() -> None:
 
 
 def test_other_names_of_a_class_count() -> None:
-    assert is_compared("AquilaForCausalLM")  # the host's Llama
+    assert is_compared("ExaoneMoEForCausalLM")  # the class of ExaoneMoeForCausalLM
     assert not is_compared("TransformersForCausalLM")
