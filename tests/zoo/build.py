@@ -29,12 +29,11 @@ BASE: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
     "sliding_window": WINDOW,
-    # Mixtures.  torch's sigmoid has other bits in the tail of a tensor than in its full vectors;
-    # published routers have none: 32 scores fill the widest pair.
-    "num_experts": 32,
-    "num_local_experts": 32,
-    "n_routed_experts": 32,
-    "moe_num_experts": 32,
+    # Mixtures, of numbers of experts that fill no vector.
+    "num_experts": 20,
+    "num_local_experts": 20,
+    "n_routed_experts": 20,
+    "moe_num_experts": 20,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 80,

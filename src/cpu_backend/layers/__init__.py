@@ -30,5 +30,6 @@ def register_all() -> None:
         ("NewGELU", activation.CpuNewGELU),
         ("FastGELU", activation.CpuFastGELU),
         ("QuickGELU", activation.CpuQuickGELU),
+        ("XIELU", activation.CpuXIELU),
     ):
         CustomOp.register_oot(cls, name=name)

@@ -75,6 +75,16 @@ class CpuQuickGELU(host.QuickGELU):
         return _plain(torch.ops._C.gelu_quick.default, x)
 
 
+class CpuXIELU(host.XIELU):
+    """The host's, computed in fp32 and rounded once.
+
+    Its parameters are bf16 in every model, which in fp16 would make the result fp32.
+    """
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_native(x.float()).to(x.dtype)
+
+
 class GatedLinear:
     """A packed gate and up projection, and the activation and product that follow, in one call."""
 
