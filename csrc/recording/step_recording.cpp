@@ -335,9 +335,13 @@ void StepRecording::note_written(const Call& call, const at::Tensor& tensor, boo
 }
 
 // No op has written these bytes since they were allocated: a number of Python's, a tensor made
-// from a list.  They would not be written again.
+// from a list.  They would not be written again.  An op of this project that has allocated them may
+// have written them by loops, so nothing that it calls may read them.
 void StepRecording::put_back(ByteRange constant) {
   auto* const place = reinterpret_cast<char*>(constant.begin);
+  const auto block = arena_->block_of(place);
+  if (!scopes_.empty() && block && block->number >= scopes_.front().first_block)
+    fail(scopes_.front().op + " reads memory of its own by another op");
   nodes_.emplace_back().call = [place, bytes = std::vector<char>(place, place + constant.size())] {
     std::memcpy(place, bytes.data(), bytes.size());
   };

@@ -10,14 +10,23 @@
 // difference how a model calls them.  Types other than float32, bfloat16 and float16 stay torch's.
 #include <ATen/Parallel.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/elu.h>
 #include <ATen/ops/elu_cpu_dispatch.h>
+#include <ATen/ops/exp2.h>
 #include <ATen/ops/exp2_cpu_dispatch.h>
+#include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_cpu_dispatch.h>
+#include <ATen/ops/mish.h>
 #include <ATen/ops/mish_cpu_dispatch.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/pow_cpu_dispatch.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/rsqrt_cpu_dispatch.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sigmoid_cpu_dispatch.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/silu_cpu_dispatch.h>
+#include <ATen/ops/softplus.h>
 #include <ATen/ops/softplus_cpu_dispatch.h>
 #include <torch/library.h>
 
@@ -36,61 +45,49 @@ using at::Scalar;
 using at::Tensor;
 using c10::string_view;
 
-// f(y, x) on tensors that are dense in the same order.
-template <class F>
-void on_dense(const Tensor& y, const Tensor& x, const F& f) {
-  if (x.is_non_overlapping_and_dense() && y.strides() == x.strides()) return f(y, x);
-  const Tensor dense = x.contiguous();
-  const Tensor result = at::empty_like(dense);
-  f(result, dense);
-  y.copy_(result);
-}
+// Both take tensors that are dense in the same order.
 
 // By this project's kernel; leaves its loop in a recording.
-void by_kernel(const Tensor& y, const Tensor& x, Activation kind) {
-  on_dense(y, x, [&](const Tensor& to, const Tensor& from) {
-    const DType dtype = dtype_of(from, "input");
-    const int64_t bytes = from.element_size();
-    // An exponential costs about as much as 8 plain elements.
-    parallel_slices(from.numel(), row_grain(8),
-                    [=, x = static_cast<const char*>(from.const_data_ptr()),
-                     y = static_cast<char*>(to.data_ptr())](Slice part) {
-                      const int64_t size = part.end - part.begin;
-                      const int64_t offset = part.begin * bytes;
-                      kernels().activation(
-                          dtype, {x + offset, size, y + offset, size, size, kind, false, false},
-                          {0, 1});
-                    });
-  });
+void by_kernel(const Tensor& to, const Tensor& from, Activation kind) {
+  const DType dtype = dtype_of(from, "input");
+  const int64_t bytes = from.element_size();
+  // An exponential costs about as much as 8 plain elements.
+  parallel_slices(from.numel(), row_grain(8),
+                  [=, x = static_cast<const char*>(from.const_data_ptr()),
+                   y = static_cast<char*>(to.data_ptr())](Slice part) {
+                    const int64_t size = part.end - part.begin;
+                    const int64_t offset = part.begin * bytes;
+                    kernels().activation(
+                        dtype, {x + offset, size, y + offset, size, size, kind, false, false},
+                        {0, 1});
+                  });
 }
 
 // By torch's kernel f(y, x), in blocks of whole vectors that it does not share among threads.
 template <class F>
-void by_whole_vectors(const Tensor& y, const Tensor& x, const F& f) {
+void by_whole_vectors(const Tensor& to, const Tensor& from, const F& f) {
   constexpr int64_t kVector = 128;  // a multiple of what torch's loops take at once
   constexpr int64_t kBlock = 128 * kVector;
-  on_dense(y, x, [&](const Tensor& to, const Tensor& from) {
-    const int64_t bytes = from.element_size();
-    const int64_t total = from.numel();
-    const int64_t whole = total / kVector * kVector;
-    const auto options = from.options();
-    const auto part = [&](const Tensor& tensor, int64_t begin, int64_t size) {
-      return at::from_blob(static_cast<char*>(tensor.data_ptr()) + begin * bytes, {size}, options);
-    };
-    at::parallel_for(0, ceil_div(whole, kBlock), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin * kBlock; at < std::min(end * kBlock, whole); at += kBlock) {
-        const int64_t size = std::min(kBlock, whole - at);
-        f(part(to, at, size), part(from, at, size));
-      }
-    });
-    if (whole == total) return;
-    alignas(64) char in[kVector * sizeof(float)] = {};
-    alignas(64) char out[kVector * sizeof(float)];
-    const auto rest = static_cast<size_t>((total - whole) * bytes);
-    std::memcpy(in, static_cast<const char*>(from.const_data_ptr()) + whole * bytes, rest);
-    f(at::from_blob(out, {kVector}, options), at::from_blob(in, {kVector}, options));
-    std::memcpy(static_cast<char*>(to.data_ptr()) + whole * bytes, out, rest);
+  const int64_t bytes = from.element_size();
+  const int64_t total = from.numel();
+  const int64_t whole = total / kVector * kVector;
+  const auto options = from.options();
+  const auto part = [&](const Tensor& tensor, int64_t begin, int64_t size) {
+    return at::from_blob(static_cast<char*>(tensor.data_ptr()) + begin * bytes, {size}, options);
+  };
+  at::parallel_for(0, ceil_div(whole, kBlock), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin * kBlock; at < std::min(end * kBlock, whole); at += kBlock) {
+      const int64_t size = std::min(kBlock, whole - at);
+      f(part(to, at, size), part(from, at, size));
+    }
   });
+  if (whole == total) return;
+  alignas(64) char in[kVector * sizeof(float)] = {};
+  alignas(64) char out[kVector * sizeof(float)];
+  const auto rest = static_cast<size_t>((total - whole) * bytes);
+  std::memcpy(in, static_cast<const char*>(from.const_data_ptr()) + whole * bytes, rest);
+  f(at::from_blob(out, {kVector}, options), at::from_blob(in, {kVector}, options));
+  std::memcpy(static_cast<char*>(to.data_ptr()) + whole * bytes, out, rest);
 }
 
 bool is_real(const Scalar& number) { return !number.isComplex(); }
@@ -109,18 +106,21 @@ bool is_ours(const Tensor& x, const Numbers&... numbers) {
 }
 
 struct Sigmoid {
+  static constexpr auto call = &at::sigmoid;
   static constexpr auto torch = &at::cpu::sigmoid;
   static constexpr auto torch_out = &at::cpu::sigmoid_outf;
   static void ours(const Tensor& y, const Tensor& x) { by_kernel(y, x, Activation::kSigmoid); }
 };
 
 struct Silu {
+  static constexpr auto call = &at::silu;
   static constexpr auto torch = &at::cpu::silu;
   static constexpr auto torch_out = &at::cpu::silu_outf;
   static void ours(const Tensor& y, const Tensor& x) { by_kernel(y, x, Activation::kSilu); }
 };
 
 struct Gelu {
+  static constexpr auto call = &at::gelu;
   static constexpr auto torch = &at::cpu::gelu;
   static constexpr auto torch_out = &at::cpu::gelu_outf;
   static void ours(const Tensor& y, const Tensor& x, string_view approximate) {
@@ -131,6 +131,7 @@ struct Gelu {
 };
 
 struct Mish {
+  static constexpr auto call = &at::mish;
   static constexpr auto torch = &at::cpu::mish;
   static constexpr auto torch_out = &at::cpu::mish_outf;
   static void ours(const Tensor& y, const Tensor& x) {
@@ -139,6 +140,7 @@ struct Mish {
 };
 
 struct Exp2 {
+  static constexpr auto call = &at::exp2;
   static constexpr auto torch = &at::cpu::exp2;
   static constexpr auto torch_out = &at::cpu::exp2_outf;
   static void ours(const Tensor& y, const Tensor& x) {
@@ -147,6 +149,7 @@ struct Exp2 {
 };
 
 struct Rsqrt {
+  static constexpr auto call = &at::rsqrt;
   static constexpr auto torch = &at::cpu::rsqrt;
   static constexpr auto torch_out = &at::cpu::rsqrt_outf;
   static void ours(const Tensor& y, const Tensor& x) {
@@ -155,6 +158,7 @@ struct Rsqrt {
 };
 
 struct Softplus {
+  static constexpr auto call = &at::softplus;
   static constexpr auto torch = &at::cpu::softplus;
   static constexpr auto torch_out = &at::cpu::softplus_outf;
   static void ours(const Tensor& y, const Tensor& x, const Scalar& beta, const Scalar& threshold) {
@@ -165,6 +169,7 @@ struct Softplus {
 };
 
 struct Elu {
+  static constexpr auto call = &at::elu;
   static constexpr auto torch = &at::cpu::elu;
   static constexpr auto torch_out = &at::cpu::elu_outf;
   static void ours(const Tensor& y, const Tensor& x, const Scalar& alpha, const Scalar& scale,
@@ -176,6 +181,7 @@ struct Elu {
 };
 
 struct Pow {
+  static constexpr auto call = static_cast<Tensor (*)(const Tensor&, const Scalar&)>(&at::pow);
   static constexpr auto torch =
       static_cast<Tensor (*)(const Tensor&, const Scalar&)>(&at::cpu::pow);
   static constexpr auto torch_out =
@@ -194,15 +200,20 @@ template <class Function, class... Numbers>
 struct Forms<Function, void (*)(const Tensor&, const Tensor&, Numbers...)> {
   static Tensor fresh(const Tensor& x, Numbers... numbers) {
     if (!is_ours(x, numbers...)) return Function::torch(x, numbers...);
-    const Tensor y = at::empty_like(x);
-    Function::ours(y, x, numbers...);
+    const Tensor dense = x.is_non_overlapping_and_dense() ? x : x.clone();
+    const Tensor y = at::empty_like(dense);
+    Function::ours(y, dense, numbers...);
     return y;
   }
   static Tensor& out(const Tensor& x, Numbers... numbers, Tensor& y) {
     if (!is_ours(x, numbers...) || y.scalar_type() != x.scalar_type())
       return Function::torch_out(x, numbers..., y);
     at::native::resize_output(y, x.sizes());
-    Function::ours(y, x, numbers...);
+    if (y.is_non_overlapping_and_dense() && y.strides() == x.strides()) {
+      Function::ours(y, x, numbers...);
+    } else {
+      y.copy_(Function::call(x, numbers...));  // an op of its own, whose result a recording knows
+    }
     return y;
   }
   static Tensor& in_place(Tensor& x, Numbers... numbers) { return out(x, numbers..., x); }

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as nn
 
 from tests.ops.accuracy import assert_accurate
+from tests.ops.test_step_recording import record, replay_over_garbage
 from tests.reference import activation
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -171,3 +172,35 @@ def test_loading_says_nothing() -> None:
     code = "from cpu_backend import ops; ops.load()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
+
+
+LIES: dict[str, Function] = {
+    "dense": lambda x: x,
+    "half of a row": lambda x: x.chunk(2, -1)[0],
+    "transposed": lambda x: x.t(),
+    "columns": lambda x: x[:, ::3],
+}
+
+
+@pytest.mark.parametrize("lies", LIES)
+@pytest.mark.parametrize("name", REPLACED)
+def test_it_is_recorded_wherever_it_lies(
+    name: str, lies: str, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x = torch.randn(9, 66, generator=seeded).to(dtype)
+    recording = record(lambda: REPLACED[name](LIES[lies](x)), memory=[x])
+    x.copy_(torch.randn(9, 66, generator=seeded))
+    assert torch.equal(replay_over_garbage(recording), REPLACED[name](LIES[lies](x)))
+
+
+def test_it_is_recorded_into_a_part_of_a_tensor(seeded: torch.Generator) -> None:
+    x = torch.randn(9, 33, generator=seeded)
+
+    def into_half() -> torch.Tensor:
+        both = torch.zeros(9, 66)
+        torch.sigmoid(x, out=both[:, 33:])
+        return both
+
+    recording = record(into_half, memory=[x])
+    x.copy_(torch.randn(9, 33, generator=seeded))
+    assert torch.equal(replay_over_garbage(recording), into_half())

@@ -75,6 +75,26 @@ def test_what_the_host_has_embedded_is_an_input_too() -> None:
         assert calls == expected_calls
 
 
+def test_a_replay_that_is_not_believed_leaves_the_models_own_values_in_the_cache() -> None:
+    cache = torch.zeros(4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if steps.calls > 1:  # no op that may be recorded
+            cache.copy_(x)
+        return x * 2
+
+    def wrong(_: list[torch.Tensor]) -> torch.Tensor:
+        return cache.fill_(torch.nan).clone()
+
+    steps = Steps(function)
+    steps()
+    [recorded] = steps.replay._recorded.values()
+    recorded.recording.replay = wrong  # type: ignore[method-assign,assignment]
+    steps()
+    assert steps.replay.given_up
+    assert torch.equal(cache, steps.weight[steps.ids] + steps.positions)
+
+
 def test_a_step_is_recorded_compared_and_then_replayed() -> None:
     steps = Steps(lambda x: (x * 2).exp().softmax(0))
     for calls in (1, 2, 2, 2):

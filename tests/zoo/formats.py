@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,12 +148,14 @@ def _with_noise(model: torch.nn.Module, noise: float, seed: int) -> torch.nn.Mod
     return noisy
 
 
-def _examine_all(names: list[str]) -> None:
+def _examine_all(names: list[str], minutes: float) -> None:
     """On this process's instruction set: one JSON line per model to standard output."""
     run.prepare()
-    for spec in text.SPECS:
-        if spec.name not in names:
-            continue
+    end = time.monotonic() + 60 * minutes
+    specs = (spec for spec in text.SPECS if spec.name in names)
+    for spec in sorted(specs, key=lambda spec: not spec.selected):
+        if time.monotonic() > end:
+            break
         with tempfile.TemporaryDirectory() as folder:
             try:
                 found = run.forked(examine, spec, Path(folder), seconds=SECONDS)
@@ -164,10 +167,11 @@ def _examine_all(names: list[str]) -> None:
         print(spec.name, "; ".join(faults) or "right", file=sys.stderr, flush=True)
 
 
-def _on(isa: str, names: list[str]) -> dict[str, dict[str, tuple[float, str]]]:
+def _on(isa: str, names: list[str], minutes: float) -> dict[str, dict[str, tuple[float, str]]]:
     """What a process on that instruction set finds, by architecture."""
     env = {**os.environ, "CPU_BACKEND_ISA": isa}
-    command = [sys.executable, "-m", "tests.zoo.formats", "--examine", *names]
+    command = [sys.executable, "-m", "tests.zoo.formats", "--examine"]
+    command += ["--minutes", str(minutes), *names]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
     return dict(map(json.loads, lines))
@@ -217,7 +221,13 @@ def page(by_isa: dict[str, dict[str, dict[str, tuple[float, str]]]]) -> str:
                 if fault
             ]
     listed = ["## Faults", "", *faults] if faults else ["No faults."]
-    return "\n".join([head, *lines, "", f"{len(specs)} models.", "", *listed, ""])
+    rest = [spec.models for spec in _runnable() if spec not in specs]
+    lines += ["", f"{len(specs)} models. Not tried: {', '.join(rest) or 'none'}."]
+    return "\n".join([head, *lines, "", *listed, ""])
+
+
+def _runnable() -> list[Spec]:
+    return [spec for spec in text.SPECS if not spec.refused and not spec.host]
 
 
 def _cell(errors: list[float]) -> str:
@@ -237,15 +247,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.formats", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
     parser.add_argument("--write", type=Path, help="write what was found to this file")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no other model after so long"
+    )
     parser.add_argument("--examine", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    names = arguments.names or [s.name for s in text.SPECS if not s.refused and not s.host]
+    names = arguments.names or [spec.name for spec in _runnable()]
     if arguments.examine:
-        _examine_all(names)
+        _examine_all(names, arguments.minutes)
         return 0
     with ThreadPoolExecutor() as pool:
         isas = _isas()
-        by_isa = dict(zip(isas, pool.map(lambda isa: _on(isa, names), isas), strict=True))
+        found_on = pool.map(lambda isa: _on(isa, names, arguments.minutes), isas)
+        by_isa = dict(zip(isas, found_on, strict=True))
     if arguments.write:
         arguments.write.write_text(page(by_isa))
     found = [each for by_name in by_isa.values() for each in by_name.values()]

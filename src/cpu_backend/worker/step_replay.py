@@ -119,9 +119,14 @@ class StepReplay:
         forward: Callable[[], torch.Tensor],
         step_data: list[torch.Tensor],
     ) -> torch.Tensor:
-        """The model's own result, after the replay's has been held against it."""
+        """The model's own result, after the replay's has been held against it.
+
+        The replay comes first: should it be wrong, the model then writes the right keys and values
+        over its own.
+        """
+        replayed = recorded.recording.replay(step_data).clone()
         result = forward()
-        equal = _same_bits(recorded.recording.replay(step_data), result)
+        equal = _same_bits(replayed, result)
         if self._agree(equal):
             recorded.trusted = True
         elif recorded.trusted:
