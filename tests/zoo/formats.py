@@ -126,8 +126,8 @@ def _logprobs(model: torch.nn.Module, prompts: list[Prompt]) -> torch.Tensor:
 
 
 def _error(values: torch.Tensor, exact: torch.Tensor) -> float:
-    """Root of mean squares, in standard deviations of ``exact``."""
-    return float((values - exact).square().mean().sqrt() / exact.std())
+    """In standard deviations of ``exact``."""
+    return judge.rms(values - exact) / float(exact.std())
 
 
 @torch.no_grad()
@@ -187,11 +187,11 @@ KV cache of the model's dtype, of fp8 and of 8-bit integers (`int8_per_token_hea
 
 Everywhere answers alone, together with others and from the prefix cache were the same bit for bit,
 unless a fault below says otherwise. Cells are the error of a prompt's log-probabilities against
-`transformers` in fp32, in their own standard deviations: the larger one of both instruction sets;
-with the model's dtype / fp8 / 8-bit integers in the KV cache; — where the host refuses fp16 for a
-model. An error is a fault when it is more
-than {factor:g} times what random noise as large as the format's roundings costs `transformers`
-itself, the worst of {draws} draws. Random weights exaggerate: a trained model loses far less
+`transformers` in fp32, in their own standard deviations and without the worst 2 % of tokens: the
+larger one of both instruction sets, with the model's dtype / fp8 / 8-bit integers in the KV cache;
+— where the host refuses fp16 for a model. An error is a fault when it is more than {factor:g} times
+what random noise as large as the format's roundings costs `transformers` itself, the worst of
+{draws} draws. Random weights exaggerate: a trained model loses far less
 ([what rounding costs](quantization.md#what-rounding-costs)).
 """
 

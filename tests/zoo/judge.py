@@ -103,10 +103,10 @@ def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float
     exact = torch.cat([prompt_logprobs(model, prompt) for prompt in answers])
     theirs = torch.cat([prompt_logprobs(half, prompt) for prompt in answers])
     ours = torch.tensor([value for answer in answers.values() for value in answer.prompt_logprobs])
-    return _rms(ours - exact), _rms(theirs - exact)
+    return rms(ours - exact), rms(theirs - exact)
 
 
-def _rms(errors: torch.Tensor) -> float:
+def rms(errors: torch.Tensor) -> float:
     """Without the largest 2 %: where two experts are nearly equal, rounding chooses, and one such
     token weighs more than all others."""
     kept = errors.square().sort().values[: math.ceil(0.98 * len(errors))]
