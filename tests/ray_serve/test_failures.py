@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import mostly_slow
 from tests.ray_serve.cluster import OPTIONS, Endpoint, Outcome, processes, send_all
 
 REQUESTS = 1000
@@ -51,7 +50,8 @@ def assert_none_lost(outcomes: list[Outcome], tokens: int, killed: bool) -> None
             assert outcome.tokens == tokens, outcome
 
 
-@pytest.mark.parametrize("kill", mostly_slow([kill_a_replica, kill_an_engine], kill_an_engine))
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [kill_a_replica, kill_an_engine])
 def test_thousand_requests_with_one_replica_killed_midway(
     endpoint: Endpoint, kill: Callable[[], None]
 ) -> None:
