@@ -240,3 +240,21 @@ def _spectrum(seconds: int) -> Any:
     from transformers import WhisperFeatureExtractor
 
     return WhisperFeatureExtractor(feature_size=80, chunk_length=seconds)
+
+
+def clip(folder: Path) -> Any:
+    from transformers import CLIPProcessor, CLIPTokenizer
+
+    from tests.zoo.tokens import byte_vocabulary
+
+    begin, end = "<|startoftext|>", "<|endoftext|>"
+    # The host needs a number 0 that is no special token.
+    tokenizer = CLIPTokenizer(vocab=byte_vocabulary(["!</w>", end, begin]), merges=[])
+    return _keep(CLIPProcessor(_image_processor("CLIP", **_square()), tokenizer), folder)
+
+
+def siglip(folder: Path) -> Any:
+    from transformers import SiglipProcessor
+
+    images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
+    return _keep(SiglipProcessor(images, write_tokenizer(folder)), folder)
