@@ -258,3 +258,20 @@ def siglip(folder: Path) -> Any:
 
     images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
     return _keep(SiglipProcessor(images, write_tokenizer(folder)), folder)
+
+
+def qwen3_asr(folder: Path) -> Any:
+    from transformers import Qwen3ASRFeatureExtractor, Qwen3ASRProcessor
+
+    names = ("audio_token", "audio_bos_token", "audio_eos_token")
+    extra = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+    named = dict(zip(names, extra, strict=True))
+    tokenizer = write_tokenizer(folder, extra, extra_special_tokens=named)
+    return _keep(Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(feature_size=80), tokenizer), folder)
+
+
+def granite_speech(folder: Path) -> Any:
+    from transformers import GraniteSpeechFeatureExtractor, GraniteSpeechProcessor
+
+    tokenizer = write_tokenizer(folder, ["<|audio|>"])
+    return _keep(GraniteSpeechProcessor(GraniteSpeechFeatureExtractor(), tokenizer), folder)
