@@ -113,6 +113,20 @@ SPECS = (
         refused="recurrent state",
     ),
     PoolingSpec(
+        "LlamaBidirectionalForSequenceClassification",
+        "Llama Nemotron rerankers",
+        "llama",
+        {**SCORE, "is_causal": False, "pooling": "last"},
+        auto=SEQUENCE,
+    ),
+    PoolingSpec(
+        "LlamaBidirectionalModel",
+        "Llama Nemotron embeddings",
+        "llama",
+        {"is_causal": False, "pooling": "avg"},
+        pool="MEAN",
+    ),
+    PoolingSpec(
         "LlamaForSequenceClassification", "Llama reward models", "llama", CLASSES, auto=SEQUENCE
     ),
     PoolingSpec("LlamaModel", "Llama embeddings", "llama", pool="LAST"),
@@ -134,6 +148,13 @@ SPECS = (
     ),
     PoolingSpec("ModernBertModel", "ModernBERT, GTE ModernBERT", "modernbert", MODERN),
     PoolingSpec("NomicBertModel", "Nomic Embed", "nomic_bert", NOMIC, pool="MEAN"),
+    PoolingSpec(
+        "OpenAIPrivacyFilterForTokenClassification",
+        "OpenAI Privacy Filter",
+        "openai_privacy_filter",
+        {**CLASSES, **EAGER},
+        auto=TOKEN,
+    ),
     PoolingSpec(
         "Qwen2ForSequenceClassification", "Qwen 2 rerankers", "qwen2", SCORE, auto=SEQUENCE
     ),
