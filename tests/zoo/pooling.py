@@ -22,7 +22,13 @@ from tests.zoo.tokens import write_tokenizer
 __all__ = ["SPECS", "examine"]
 
 COMPARED = ("alone", "together")
-TASKS = {"AutoModel": "embed", SEQUENCE: "classify", TOKEN: "token_classify"}
+TASKS = {
+    "AutoModel": "embed",
+    SEQUENCE: "classify",
+    TOKEN: "token_classify",
+    "Qwen2RewardModel": "token_classify",
+    "ColBert": "token_embed",
+}
 # Around a page of 128 tokens, beyond the windows, one token alone.
 LENGTHS = (5, 40, 200, 1, 17, 128, 129, 384, 127, 2, 64, 33, 7, 100, 31, 256)
 SIZES = (1, 16, 2, 5, 16, 3, 1)  # requests at once, through all prompts, one size after the other
@@ -54,9 +60,12 @@ def prompts(spec: PoolingSpec) -> list[Asked]:
     """Random tokens of LENGTHS, the same in every run; pictures for whom takes them."""
     generator = random.Random(20)
     texts = [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
+    if spec.end is not None:
+        texts = [(*text[:-1], spec.end) for text in texts]
+    if spec.pool == "STEP":  # a second one, that the first token says much about
+        texts = [(text[0], spec.end or 0, *text[2:]) for text in texts]
     if not spec.processor:
         return [*texts]
-    texts = [(*text[:-1], spec.end) for text in texts]
     return [PICTURES[0], *texts[:7], PICTURES[1], *texts[7:], PICTURES[2]]
 
 
@@ -71,7 +80,11 @@ def pool(folder: Path, spec: PoolingSpec, dtype: str) -> list[list[torch.Tensor]
     from vllm import LLM
 
     task = TASKS[spec.auto]
-    options = {"pooler_config": {"seq_pooling_type": spec.pool}} if task == "embed" else {}
+    options: dict[str, Any] = {}
+    if task == "embed":
+        options = {"pooler_config": {"seq_pooling_type": spec.pool}}
+    elif spec.pool == "STEP":
+        options = {"pooler_config": {"step_tag_id": spec.end}}
     llm = LLM(str(folder), runner="pooling", dtype=dtype, **COMMON, **options)
     results = []
     for batch in batches(spec):
@@ -87,6 +100,11 @@ def expected(model: Any, spec: PoolingSpec, prompt: Asked, processor: Any) -> to
     if spec.processor:
         return _of_two_encoders(model, prompt, processor)
     result = model(input_ids=torch.tensor([prompt]))
+    if spec.pool == "STEP":
+        steps: torch.Tensor = result.logits[0, torch.tensor(prompt) == spec.end]
+        return steps
+    if not spec.auto.startswith("Auto"):
+        return result.logits[0]  # type: ignore[no-any-return]
     if spec.auto != "AutoModel":
         logits = result.logits[0].float()
         return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)

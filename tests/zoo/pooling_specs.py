@@ -13,17 +13,17 @@ from tests.zoo.build import WINDOW, Spec
 
 @dataclass(frozen=True)
 class PoolingSpec(Spec):
-    """auto: ``transformers``' class, which also says the task; pool: the tokens whose states become
-    an embedding.
+    """auto: the class that makes the model, which also says the task; pool: the tokens whose states
+    become an embedding; STEP: those of which each is scored.
 
     processor: leaves that of a model in a folder that has an encoder for texts and one for
-    pictures; end: the token at the end of its texts.
+    pictures; end: the token at the end of texts, if they need one.
     """
 
     auto: str = "AutoModel"
     pool: str = "CLS"
     processor: Callable[[Path], Any] | None = None
-    end: int = 1
+    end: int | None = None
 
 
 SEQUENCE, TOKEN = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
@@ -82,6 +82,7 @@ SPECS = (
         },
         pool="LAST",
         processor=processors.clip,
+        end=1,
         selected=True,
     ),
     PoolingSpec(
@@ -104,6 +105,7 @@ SPECS = (
         selected=True,
     ),
     PoolingSpec("GteModel", "Snowflake Arctic Embed 2 (GTE)", "gte", ROPE),
+    PoolingSpec("HF_ColBERT", "ColBERT", "bert", auto="ColBert"),
     PoolingSpec(
         "JambaForSequenceClassification",
         "Jamba reward models",
@@ -155,6 +157,16 @@ SPECS = (
         {**CLASSES, **EAGER},
         auto=TOKEN,
     ),
+    PoolingSpec(
+        "Qwen2ForProcessRewardModel",
+        "Qwen2.5-Math-PRM",
+        "qwen2",
+        {"num_labels": 2},
+        auto="Qwen2RewardModel",
+        pool="STEP",
+        end=7,
+    ),
+    PoolingSpec("Qwen2ForRewardModel", "Qwen2.5-Math-RM", "qwen2", SCORE, auto="Qwen2RewardModel"),
     PoolingSpec(
         "Qwen2ForSequenceClassification", "Qwen 2 rerankers", "qwen2", SCORE, auto=SEQUENCE
     ),
