@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.zoo import processors
-from tests.zoo.media import MediaSpec, Sound, heard, shown
+from tests.zoo import mistral, processors
+from tests.zoo.media import MediaSpec, Sound, heard, shown, spoken
 from tests.zoo.processors import FIRST
 
 SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
@@ -140,6 +140,26 @@ SPECS = (
         processor=processors.qwen3_asr,
         # Its processor takes no text without a sound.
         cases=shown("<|audio_start|><|audio_pad|><|audio_end|>", SOUNDS, at_once=1)[:-1],
+    ),
+    MediaSpec(
+        "VoxtralForConditionalGeneration",
+        "Voxtral",
+        "voxtral",
+        {
+            "text_config": {"model_type": "llama", "rope_theta": 10000.0},
+            "audio_config": {
+                **ENCODER,
+                "model_type": "voxtral_encoder",
+                "intermediate_size": 256,  # what a token is made of: four frames
+                "max_source_positions": mistral.FRAMES,
+                "initializer_range": 0.2,  # smaller, sounds would hardly matter
+            },
+            "audio_token_id": mistral.SOUND,
+        },
+        processor=mistral.voxtral,
+        cases=spoken([mistral.BEGIN, *[mistral.SOUND] * mistral.TOKENS], SOUNDS),
+        published=mistral.NAMES,
+        options=mistral.OPTIONS,
     ),
     MediaSpec(
         "WhisperForConditionalGeneration",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import BertModel, BertPreTrainedModel, Qwen2Model, Qwen2PreTrainedModel
+from transformers import (
+    BertModel,
+    BertPreTrainedModel,
+    ModernBertModel,
+    ModernBertPreTrainedModel,
+    Qwen2Model,
+    Qwen2PreTrainedModel,
+)
 from transformers.modeling_outputs import TokenClassifierOutput
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host
@@ -43,6 +50,23 @@ class ColBert(BertPreTrainedModel):
 
     def forward(self, input_ids: torch.Tensor) -> Any:
         """``input_ids`` [1, n]; [1, n, WIDTH] of length 1 by a head in fp32."""
-        states = self.bert(input_ids).last_hidden_state
-        embeddings = self.linear.float()(states.float())
-        return TokenClassifierOutput(logits=torch.nn.functional.normalize(embeddings, dim=-1))
+        return _embeddings(self.bert(input_ids).last_hidden_state, self.linear)
+
+
+class ModernColBert(ModernBertPreTrainedModel):
+    """Embeds every token."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = ModernBertModel(config)
+        self.linear = torch.nn.Linear(config.hidden_size, WIDTH, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        """``input_ids`` [1, n]; [1, n, WIDTH] of length 1 by a head in fp32."""
+        return _embeddings(self.model(input_ids).last_hidden_state, self.linear)
+
+
+def _embeddings(states: torch.Tensor, linear: torch.nn.Linear) -> Any:
+    embeddings = linear.float()(states.float())
+    return TokenClassifierOutput(logits=torch.nn.functional.normalize(embeddings, dim=-1))

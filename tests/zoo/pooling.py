@@ -28,6 +28,7 @@ TASKS = {
     TOKEN: "token_classify",
     "Qwen2RewardModel": "token_classify",
     "ColBert": "token_embed",
+    "ModernColBert": "token_embed",
 }
 # Around a page of 128 tokens, beyond the windows, one token alone.
 LENGTHS = (5, 40, 200, 1, 17, 128, 129, 384, 127, 2, 64, 33, 7, 100, 31, 256)

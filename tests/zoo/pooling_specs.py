@@ -86,6 +86,14 @@ SPECS = (
         selected=True,
     ),
     PoolingSpec(
+        "ColBERTModernBertModel",
+        "GTE ModernColBERT",
+        "modernbert",
+        MODERN,
+        auto="ModernColBert",
+        published=((r"^model\.", ""),),
+    ),
+    PoolingSpec(
         "GPT2ForSequenceClassification", "GPT-2 classifiers", "gpt2", CLASSES, auto=SEQUENCE
     ),
     PoolingSpec(
@@ -113,6 +121,13 @@ SPECS = (
         CLASSES,
         auto=SEQUENCE,
         refused="recurrent state",
+    ),
+    PoolingSpec(
+        "JinaEmbeddingsV5Model",
+        "Jina Embeddings v5",
+        "qwen3",
+        pool="LAST",
+        note="without its adapters",
     ),
     PoolingSpec(
         "LlamaBidirectionalForSequenceClassification",
