@@ -93,6 +93,7 @@ SPECS = (
         auto="ModernColBert",
         published=((r"^model\.", ""),),
     ),
+    PoolingSpec("ColPaliForRetrieval", "ColPali", "colpali", refused="both directions"),
     PoolingSpec(
         "GPT2ForSequenceClassification", "GPT-2 classifiers", "gpt2", CLASSES, auto=SEQUENCE
     ),
