@@ -76,6 +76,12 @@ TOOLS = {
         lambda: importlib.util.find_spec("torchvision") is not None,
         installable=False,  # that such models name it where it is missing is tested as well
     ),
+    "torchaudio": Tool(
+        "Granite Speech",
+        "pip install torchaudio==2.11.0 --no-deps --index-url https://download.pytorch.org/whl/cpu",
+        lambda: importlib.util.find_spec("torchaudio") is not None,
+        installable=False,
+    ),
     "num2words": Tool(
         "SmolVLM",
         "pip install num2words",

@@ -44,10 +44,10 @@ def check(model: ModelConfig) -> None:
             f"{model.architecture} reads prompts in both directions here, and this one's "
             "config.json (prefix_lm) says forwards alone: choose another model."
         )
-    if kind == "paligemma":
+    if kind in ("paligemma", "colpali"):
         raise ConfigError(
             f"{model.architecture} is made to read prompts in both directions, which the host does "
-            "for their images alone: choose another model."
+            "for their images at most: choose another model."
         )
     if not is_compared(model.architecture):
         logger.warning_once(NOT_COMPARED, model.architecture)

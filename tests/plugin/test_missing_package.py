@@ -58,6 +58,10 @@ def test_other_outcomes_are_the_hosts(inspect: Any) -> None:
             r"^XyzProcessor needs the Python package torchvision, .*0\.28\.0",
         ),
         (
+            "\nXyz requires the torchaudio library but it was not found in your environment. ",
+            r"^Xyz needs the Python package torchaudio, .*2\.11\.0 .*/whl/cpu`",
+        ),
+        (
             "Package `abc` is required to run Xyz processor. Install it with `pip install abc`.",
             r"^Xyz processor needs the Python package abc, .*`pip install abc`",
         ),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.zoo import processors
-from tests.zoo.media import MediaSpec, Sound, heard, shown
+from tests.zoo import mistral, processors
+from tests.zoo.media import MediaSpec, Sound, heard, shown, spoken
 from tests.zoo.processors import FIRST
 
 SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
@@ -13,6 +13,24 @@ ENCODER = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_mel_bins": 80,
+}
+CONFORMER = {
+    "input_dim": 160,
+    "num_layers": 2,
+    "hidden_dim": 64,
+    "num_heads": 2,
+    "feedforward_mult": 2,
+    "context_size": 50,  # less than the frames of a sound
+    "max_pos_emb": 64,
+}
+PROJECTOR = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "encoder_hidden_size": 64,
+    "cross_attention_frequency": 1,
 }
 # transformers 5 writes a level too many.
 LEVEL = ((r"\.model\.model\.", ".model."),)
@@ -49,6 +67,38 @@ SPECS = (
         published=LEVEL,
     ),
     MediaSpec(
+        "GraniteSpeechForConditionalGeneration",
+        "Granite Speech",
+        "granite_speech",
+        {
+            "text_config": {"model_type": "granite", "tie_word_embeddings": True},
+            "encoder_config": CONFORMER,
+            "projector_config": PROJECTOR,
+            "audio_token_index": FIRST,
+            "has_lora_adapter": False,
+        },
+        processor=processors.granite_speech,
+        cases=shown("<|audio|>", SOUNDS, at_once=1),
+        published=LEVEL,
+        needs=("torchaudio",),
+    ),
+    MediaSpec(
+        "GraniteSpeechPlusForConditionalGeneration",
+        "Granite Speech Plus",
+        "granite_speech_plus",
+        {
+            "text_config": {"model_type": "granite", "tie_word_embeddings": True},
+            "encoder_config": {**CONFORMER, "cat_hidden_layers": [1]},
+            "projector_config": {**PROJECTOR, "encoder_hidden_size": 128},
+            "audio_token_index": FIRST,
+            "has_lora_adapter": False,
+        },
+        processor=processors.granite_speech,
+        cases=shown("<|audio|>", SOUNDS, at_once=1),
+        published=LEVEL,
+        needs=("torchaudio",),
+    ),
+    MediaSpec(
         "Qwen2AudioForConditionalGeneration",
         "Qwen2-Audio",
         "qwen2_audio",
@@ -68,6 +118,48 @@ SPECS = (
         processor=processors.qwen2_audio,
         cases=shown("Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>", SOUNDS),
         published=LEVEL,
+    ),
+    MediaSpec(
+        "Qwen3ASRForConditionalGeneration",
+        "Qwen3-ASR",
+        "qwen3_asr",
+        {
+            "text_config": {"model_type": "qwen3", "tie_word_embeddings": True},
+            "audio_config": {
+                **ENCODER,
+                "model_type": "qwen3_asr_encoder",
+                "output_dim": 192,
+                "downsample_hidden_size": 24,
+                "initializer_range": 0.1,
+                "n_window_infer": 200,  # two seconds, which a sound may be longer than
+            },
+            "audio_token_id": FIRST,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.1,  # of convolutions: smaller, sounds would hardly matter
+        },
+        processor=processors.qwen3_asr,
+        # Its processor takes no text without a sound.
+        cases=shown("<|audio_start|><|audio_pad|><|audio_end|>", SOUNDS, at_once=1)[:-1],
+    ),
+    MediaSpec(
+        "VoxtralForConditionalGeneration",
+        "Voxtral",
+        "voxtral",
+        {
+            "text_config": {"model_type": "llama", "rope_theta": 10000.0},
+            "audio_config": {
+                **ENCODER,
+                "model_type": "voxtral_encoder",
+                "intermediate_size": 256,  # what a token is made of: four frames
+                "max_source_positions": mistral.FRAMES,
+                "initializer_range": 0.2,  # smaller, sounds would hardly matter
+            },
+            "audio_token_id": mistral.SOUND,
+        },
+        processor=mistral.voxtral,
+        cases=spoken([mistral.BEGIN, *[mistral.SOUND] * mistral.TOKENS], SOUNDS),
+        published=mistral.NAMES,
+        options=mistral.OPTIONS,
     ),
     MediaSpec(
         "WhisperForConditionalGeneration",

@@ -55,7 +55,8 @@ class Spec:
     host itself fails (a pattern).  selected: runs by default.  note: for the table.
     reference: what the config of ``transformers`` has to say to mean what the host does.
     whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time.
-    auto: ``transformers``' class that makes the model; if empty, it has the host's name.
+    auto: the class that makes the model, of ``transformers`` or ``heads``; if empty, it has the
+    host's name.
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
     them into those of published checkpoints, which have the matrices whose names ``transposed``
     matches in the other order.  needs: of tests/tools.py, without which neither side can run it.
@@ -81,10 +82,13 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     """The model in fp32 with random weights, also written to ``folder``."""
     import transformers
 
+    from tests.zoo import heads
+
     config = make_config(spec)
     torch.manual_seed(20)
-    maker = getattr(transformers, spec.auto or spec.name)
-    make = maker.from_config if spec.auto else maker._from_config
+    name = spec.auto or spec.name
+    maker = getattr(heads, name, None) or getattr(transformers, name)
+    make = maker.from_config if name.startswith("Auto") else maker._from_config
     model = make(config, dtype=torch.float32).eval()
     randomize(model)
     model.save_pretrained(folder)

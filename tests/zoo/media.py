@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -126,7 +126,40 @@ class Heard:
         }
 
 
-Case = Shown | Heard
+@dataclass(frozen=True)
+class Spoken:
+    """Tokens, a sound's, tokens, all of them said in numbers."""
+
+    mark: tuple[int, ...]  # what stands for the sound
+    before: tuple[int, ...]
+    media: tuple[Sound, ...]
+    after: tuple[int, ...]
+    ids: ClassVar[str] = "input_ids"
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.before, *self.mark, *self.after)
+
+    def request(self) -> dict[str, Any]:
+        """For the host."""
+        sounds = [(sound.make(), RATE) for sound in self.media]
+        return {"prompt_token_ids": list(self.tokens), "multi_modal_data": {"audio": sounds}}
+
+    def inputs(self, processor: Any) -> dict[str, Any]:
+        """For ``transformers``' model, made by its feature extractor."""
+        import torch
+
+        made = processor([sound.make() for sound in self.media], sampling_rate=RATE)
+        return {
+            "input_features": torch.tensor(made.input_features),
+            self.ids: torch.tensor([self.tokens]),
+        }
+
+
+Case = Shown | Heard | Spoken
 
 
 def with_others(case: Case) -> Case:
@@ -168,12 +201,32 @@ def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
     )
 
 
+def spoken(mark: Sequence[int], media: Sequence[Sound]) -> tuple[Case, ...]:
+    """Six requests with a sound, as ``shown`` makes them; the fourth has the first's words."""
+    generator = random.Random(20)
+
+    def text(length: int) -> tuple[int, ...]:
+        return tuple(generator.randrange(10, 1000) for _ in range(length))
+
+    small, middle, large = media
+    other = replace(small, seed=small.seed + 3)
+    sounds = (small, middle, large, other, middle, large)
+    begin, end = text(5), text(8)
+    texts = ((begin, end), (text(40), end), (text(200), text(90)), (begin, end))
+    texts += ((text(17), end), (text(129), text(1)))
+    return tuple(
+        Spoken(tuple(mark), before, (sound,), after)
+        for sound, (before, after) in zip(sounds, texts, strict=True)
+    )
+
+
 @dataclass(frozen=True)
 class MediaSpec(Spec):
     """processor: leaves the model's in a folder; cases: the requests to compare.
 
     fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache;
-    chunk: tokens of a step, not less than those of an image that is computed at once.
+    chunk: tokens of a step, not less than those of an image that is computed at once;
+    options: how the host has to read the checkpoint.
     """
 
     auto: str = ""
@@ -181,3 +234,4 @@ class MediaSpec(Spec):
     cases: tuple[Case, ...] = ()
     fixed: bool = False
     chunk: int = 64
+    options: dict[str, Any] = field(default_factory=dict)

@@ -94,7 +94,7 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
 def _engines(spec: MediaSpec) -> dict[str, dict[str, Any]]:
     """Those of text, in chunks that the model allows."""
     chunk = {"max_num_batched_tokens": spec.chunk}
-    own = ONE_SOUND if spec.fixed else MEDIA
+    own = {**(ONE_SOUND if spec.fixed else MEDIA), **spec.options}
     return {
         name: {**options, **({} if name == "eager" else chunk), **own}
         for name, options in ENGINES.items()

@@ -13,15 +13,23 @@ import torch
 from tests.zoo import judge
 from tests.zoo.build import build, write_config
 from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.media import Picture, Shown
 from tests.zoo.pooling_specs import SEQUENCE, SPECS, TOKEN, PoolingSpec
-from tests.zoo.run import Failed, Prompt, forked
+from tests.zoo.run import Failed, Prompt, forked, request
 from tests.zoo.text import COMMON
 from tests.zoo.tokens import write_tokenizer
 
 __all__ = ["SPECS", "examine"]
 
 COMPARED = ("alone", "together")
-TASKS = {"AutoModel": "embed", SEQUENCE: "classify", TOKEN: "token_classify"}
+TASKS = {
+    "AutoModel": "embed",
+    SEQUENCE: "classify",
+    TOKEN: "token_classify",
+    "Qwen2RewardModel": "token_classify",
+    "ColBert": "token_embed",
+    "ModernColBert": "token_embed",
+}
 # Around a page of 128 tokens, beyond the windows, one token alone.
 LENGTHS = (5, 40, 200, 1, 17, 128, 129, 384, 127, 2, 64, 33, 7, 100, 31, 256)
 SIZES = (1, 16, 2, 5, 16, 3, 1)  # requests at once, through all prompts, one size after the other
@@ -29,6 +37,11 @@ SIMILARITY, DIFFERENCE = (
     0.9999,
     1e-5,
 )  # cosine; the largest of one number, of unit vectors and probabilities
+# What models embed that have an encoder for texts and one for pictures.
+PICTURES = tuple(
+    Shown("", "", (Picture(*size),), "") for size in ((60, 40, 1), (90, 120, 2), (56, 56, 3))
+)
+Asked = Prompt | Shown
 
 
 def registered() -> list[str]:
@@ -44,15 +57,22 @@ def registered() -> list[str]:
     ]
 
 
-def prompts() -> list[Prompt]:
-    """Random tokens of LENGTHS, the same in every run."""
+def prompts(spec: PoolingSpec) -> list[Asked]:
+    """Random tokens of LENGTHS, the same in every run; pictures for whom takes them."""
     generator = random.Random(20)
-    return [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
+    texts = [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
+    if spec.end is not None:
+        texts = [(*text[:-1], spec.end) for text in texts]
+    if spec.pool == "STEP":  # a second one, that the first token says much about
+        texts = [(text[0], spec.end or 0, *text[2:]) for text in texts]
+    if not spec.processor:
+        return [*texts]
+    return [PICTURES[0], *texts[:7], PICTURES[1], *texts[7:], PICTURES[2]]
 
 
-def batches() -> list[list[Prompt]]:
+def batches(spec: PoolingSpec) -> list[list[Asked]]:
     """What is sent at once."""
-    asked = prompts()
+    asked = prompts(spec)
     return [asked[i : i + size] for size in SIZES for i in range(0, len(asked), size)]
 
 
@@ -61,20 +81,31 @@ def pool(folder: Path, spec: PoolingSpec, dtype: str) -> list[list[torch.Tensor]
     from vllm import LLM
 
     task = TASKS[spec.auto]
-    options = {"pooler_config": {"seq_pooling_type": spec.pool}} if task == "embed" else {}
+    options: dict[str, Any] = {}
+    if task == "embed":
+        options = {"pooler_config": {"seq_pooling_type": spec.pool}}
+    elif spec.pool == "STEP":
+        options = {"pooler_config": {"step_tag_id": spec.end}}
     llm = LLM(str(folder), runner="pooling", dtype=dtype, **COMMON, **options)
     results = []
-    for batch in batches():
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in batch]
+    for batch in batches(spec):
+        asked = [request(prompt) for prompt in batch]
         outputs = llm.encode(asked, pooling_task=task, use_tqdm=False)
         results.append([output.outputs.data.float() for output in outputs])
     return results
 
 
 @torch.no_grad()
-def expected(model: Any, spec: PoolingSpec, prompt: Prompt) -> torch.Tensor:
+def expected(model: Any, spec: PoolingSpec, prompt: Asked, processor: Any) -> torch.Tensor:
     """What ``transformers`` makes of the prompt, in fp32 from the model's last step on."""
+    if spec.processor:
+        return _of_two_encoders(model, prompt, processor)
     result = model(input_ids=torch.tensor([prompt]))
+    if spec.pool == "STEP":
+        steps: torch.Tensor = result.logits[0, torch.tensor(prompt) == spec.end]
+        return steps
+    if not spec.auto.startswith("Auto"):
+        return result.logits[0]  # type: ignore[no-any-return]
     if spec.auto != "AutoModel":
         logits = result.logits[0].float()
         return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
@@ -83,9 +114,20 @@ def expected(model: Any, spec: PoolingSpec, prompt: Prompt) -> torch.Tensor:
     return torch.nn.functional.normalize(pooled, dim=-1)
 
 
+def _of_two_encoders(model: Any, prompt: Asked, processor: Any) -> torch.Tensor:
+    """Of a model that has one for texts and one for pictures."""
+    if isinstance(prompt, tuple):
+        found = model.get_text_features(torch.tensor([prompt]))
+    else:
+        picture = prompt.media[0].make()
+        pixels = processor.image_processor(picture, return_tensors="pt").pixel_values
+        found = model.get_image_features(pixels.to(model.dtype))
+    return torch.nn.functional.normalize(found.pooler_output[0].float(), dim=-1)
+
+
 def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     """Build the model, run it in both dtypes, compare.  Runs in a process of its own."""
-    write_tokenizer(folder)
+    processor = (spec.processor or write_tokenizer)(folder)
     if spec.refused:
         write_config(spec, folder)
         try:
@@ -99,21 +141,21 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
     faults = [
-        *_differences(answers),
-        *_wrong_numbers(model, spec, answers["float32"]),
-        *_bf16_faults(model, spec, answers["bfloat16"]),
+        *_differences(spec, answers),
+        *_wrong_numbers(model, spec, processor, answers["float32"]),
+        *_bf16_faults(model, spec, processor, answers["bfloat16"]),
     ]
     state = RIGHT if not faults else HOST if spec.host else WRONG
     return Outcome(state, "; ".join(faults) or spec.note, ("fp32", "bf16"), COMPARED)
 
 
-def _differences(answers: dict[str, list[list[torch.Tensor]]]) -> list[str]:
+def _differences(spec: PoolingSpec, answers: dict[str, list[list[torch.Tensor]]]) -> list[str]:
     """Where a prompt's answers in one dtype are not the same in every bit: one line per dtype."""
     faults = []
     for dtype, by_batch in answers.items():
-        first: dict[Prompt, torch.Tensor] = {}
+        first: dict[Asked, torch.Tensor] = {}
         found = []
-        for batch, results in zip(batches(), by_batch, strict=True):
+        for batch, results in zip(batches(spec), by_batch, strict=True):
             for prompt, result in zip(batch, results, strict=True):
                 if not torch.equal(first.setdefault(prompt, result), result):
                     found.append(f"{dtype}: {len(prompt)} tokens among {len(batch)} differ")
@@ -122,14 +164,16 @@ def _differences(answers: dict[str, list[list[torch.Tensor]]]) -> list[str]:
     return faults
 
 
-def _wrong_numbers(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]) -> list[str]:
+def _wrong_numbers(
+    model: Any, spec: PoolingSpec, processor: Any, ours: list[list[torch.Tensor]]
+) -> list[str]:
     """Answers to prompts alone (the first batches) that transformers would not give."""
     faults = []
-    theirs = [expected(model, spec, prompt) for prompt in prompts()]
+    theirs = [expected(model, spec, prompt, processor) for prompt in prompts(spec)]
     same = (a.shape == b.shape and torch.allclose(a, b, atol=1e-3) for a, b in pairwise(theirs))
     if any(same):
         faults.append("two prompts have the same answer: the small model is no good test")
-    for prompt, (mine,), right in zip(prompts(), ours, theirs, strict=False):
+    for prompt, (mine,), right in zip(prompts(spec), ours, theirs, strict=False):
         difference = float((mine - right).abs().max())
         similarity = float(torch.cosine_similarity(mine.flatten(), right.flatten(), dim=0))
         if not (similarity >= SIMILARITY and difference <= DIFFERENCE):
@@ -137,14 +181,16 @@ def _wrong_numbers(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]
     return faults[:1]
 
 
-def _bf16_faults(model: Any, spec: PoolingSpec, ours: list[list[torch.Tensor]]) -> list[str]:
+def _bf16_faults(
+    model: Any, spec: PoolingSpec, processor: Any, ours: list[list[torch.Tensor]]
+) -> list[str]:
     """Whether the error in bf16 is more than twice that of transformers; both against fp32 on the
     rounded weights."""
     half = copy.deepcopy(model).bfloat16()
     for name, parameter in model.named_parameters():
         parameter.data = half.get_parameter(name).data.float()
-    exact = [expected(model, spec, prompt) for prompt in prompts()]
-    theirs = [expected(half, spec, prompt) for prompt in prompts()]
+    exact = [expected(model, spec, prompt, processor) for prompt in prompts(spec)]
+    theirs = [expected(half, spec, prompt, processor) for prompt in prompts(spec)]
     alone = [results[0] for results in ours[: len(exact)]]
     mine, reference = (_rms(found, exact) for found in (alone, theirs))
     if mine <= judge.BF16_FACTOR * reference:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tests.zoo import processors
 from tests.zoo.build import WINDOW, Spec
 
 
 @dataclass(frozen=True)
 class PoolingSpec(Spec):
-    """auto: ``transformers``' class, which also says the task; pool: the tokens whose states become
-    an embedding."""
+    """auto: the class that makes the model, which also says the task; pool: the tokens whose states
+    become an embedding; STEP: those of which each is scored.
+
+    processor: leaves that of a model in a folder that has an encoder for texts and one for
+    pictures; end: the token at the end of texts, if they need one.
+    """
 
     auto: str = "AutoModel"
     pool: str = "CLS"
+    processor: Callable[[Path], Any] | None = None
+    end: int | None = None
 
 
 SEQUENCE, TOKEN = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
 # What the host reads of every published checkpoint, and transformers 5 no longer writes.
 ABSOLUTE = {"position_embedding_type": "absolute"}
+ROPE = {"position_embedding_type": "rope"}
 MODERN: dict[str, Any] = {
     "local_attention": WINDOW,
     "global_attn_every_n_layers": 2,
@@ -28,6 +38,27 @@ MODERN: dict[str, Any] = {
 }
 SLIDING = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
 EAGER = {"attn_implementation": "eager"}  # transformers caps scores there only
+VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": processors.SIDE,
+    "patch_size": 14,
+}
+# What published configs of NomicBERT say twice, and the host reads.
+NOMIC = {
+    "n_embd": 192,
+    "n_inner": 352,
+    "n_layer": 3,
+    "activation_function": "swiglu",
+    "layer_norm_epsilon": 1e-12,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+}
 CLASSES, SCORE = {"num_labels": 5}, {"num_labels": 1}
 
 SPECS = (
@@ -36,6 +67,33 @@ SPECS = (
     ),
     PoolingSpec("BertForTokenClassification", "BERT taggers", "bert", CLASSES, auto=TOKEN),
     PoolingSpec("BertModel", "BERT, BGE, E5", "bert", pool="MEAN", selected=True),
+    PoolingSpec(
+        "CLIPModel",
+        "CLIP",
+        "clip",
+        {
+            "text_config": {
+                "model_type": "clip_text_model",
+                "eos_token_id": 1,
+                "projection_dim": 192,
+            },
+            "vision_config": VISION,
+            "projection_dim": 192,
+        },
+        pool="LAST",
+        processor=processors.clip,
+        end=1,
+        selected=True,
+    ),
+    PoolingSpec(
+        "ColBERTModernBertModel",
+        "GTE ModernColBERT",
+        "modernbert",
+        MODERN,
+        auto="ModernColBert",
+        published=((r"^model\.", ""),),
+    ),
+    PoolingSpec("ColPaliForRetrieval", "ColPali", "colpali", refused="both directions"),
     PoolingSpec(
         "GPT2ForSequenceClassification", "GPT-2 classifiers", "gpt2", CLASSES, auto=SEQUENCE
     ),
@@ -55,6 +113,8 @@ SPECS = (
         pool="MEAN",
         selected=True,
     ),
+    PoolingSpec("GteModel", "Snowflake Arctic Embed 2 (GTE)", "gte", ROPE),
+    PoolingSpec("HF_ColBERT", "ColBERT", "bert", auto="ColBert"),
     PoolingSpec(
         "JambaForSequenceClassification",
         "Jamba reward models",
@@ -62,6 +122,27 @@ SPECS = (
         CLASSES,
         auto=SEQUENCE,
         refused="recurrent state",
+    ),
+    PoolingSpec(
+        "JinaEmbeddingsV5Model",
+        "Jina Embeddings v5",
+        "qwen3",
+        pool="LAST",
+        note="without its adapters",
+    ),
+    PoolingSpec(
+        "LlamaBidirectionalForSequenceClassification",
+        "Llama Nemotron rerankers",
+        "llama",
+        {**SCORE, "is_causal": False, "pooling": "last"},
+        auto=SEQUENCE,
+    ),
+    PoolingSpec(
+        "LlamaBidirectionalModel",
+        "Llama Nemotron embeddings",
+        "llama",
+        {"is_causal": False, "pooling": "avg"},
+        pool="MEAN",
     ),
     PoolingSpec(
         "LlamaForSequenceClassification", "Llama reward models", "llama", CLASSES, auto=SEQUENCE
@@ -84,6 +165,24 @@ SPECS = (
         auto=TOKEN,
     ),
     PoolingSpec("ModernBertModel", "ModernBERT, GTE ModernBERT", "modernbert", MODERN),
+    PoolingSpec("NomicBertModel", "Nomic Embed", "nomic_bert", NOMIC, pool="MEAN"),
+    PoolingSpec(
+        "OpenAIPrivacyFilterForTokenClassification",
+        "OpenAI Privacy Filter",
+        "openai_privacy_filter",
+        {**CLASSES, **EAGER},
+        auto=TOKEN,
+    ),
+    PoolingSpec(
+        "Qwen2ForProcessRewardModel",
+        "Qwen2.5-Math-PRM",
+        "qwen2",
+        {"num_labels": 2},
+        auto="Qwen2RewardModel",
+        pool="STEP",
+        end=7,
+    ),
+    PoolingSpec("Qwen2ForRewardModel", "Qwen2.5-Math-RM", "qwen2", SCORE, auto="Qwen2RewardModel"),
     PoolingSpec(
         "Qwen2ForSequenceClassification", "Qwen 2 rerankers", "qwen2", SCORE, auto=SEQUENCE
     ),
@@ -99,6 +198,16 @@ SPECS = (
     ),
     PoolingSpec("RobertaForTokenClassification", "RoBERTa taggers", "roberta", CLASSES, auto=TOKEN),
     PoolingSpec("RobertaModel", "RoBERTa, all-RoBERTa", "roberta"),
+    PoolingSpec(
+        "SiglipModel",
+        "SigLIP",
+        "siglip",
+        {
+            "text_config": {"model_type": "siglip_text_model"},
+            "vision_config": {**VISION, "hidden_size": 192},
+        },
+        processor=processors.siglip,
+    ),
     PoolingSpec(
         "XLMRobertaForSequenceClassification",
         "BGE rerankers (XLM-RoBERTa)",

@@ -240,3 +240,38 @@ def _spectrum(seconds: int) -> Any:
     from transformers import WhisperFeatureExtractor
 
     return WhisperFeatureExtractor(feature_size=80, chunk_length=seconds)
+
+
+def clip(folder: Path) -> Any:
+    from transformers import CLIPProcessor, CLIPTokenizer
+
+    from tests.zoo.tokens import byte_vocabulary
+
+    begin, end = "<|startoftext|>", "<|endoftext|>"
+    # The host needs a number 0 that is no special token.
+    tokenizer = CLIPTokenizer(vocab=byte_vocabulary(["!</w>", end, begin]), merges=[])
+    return _keep(CLIPProcessor(_image_processor("CLIP", **_square()), tokenizer), folder)
+
+
+def siglip(folder: Path) -> Any:
+    from transformers import SiglipProcessor
+
+    images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
+    return _keep(SiglipProcessor(images, write_tokenizer(folder)), folder)
+
+
+def qwen3_asr(folder: Path) -> Any:
+    from transformers import Qwen3ASRFeatureExtractor, Qwen3ASRProcessor
+
+    names = ("audio_token", "audio_bos_token", "audio_eos_token")
+    extra = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+    named = dict(zip(names, extra, strict=True))
+    tokenizer = write_tokenizer(folder, extra, extra_special_tokens=named)
+    return _keep(Qwen3ASRProcessor(Qwen3ASRFeatureExtractor(feature_size=80), tokenizer), folder)
+
+
+def granite_speech(folder: Path) -> Any:
+    from transformers import GraniteSpeechFeatureExtractor, GraniteSpeechProcessor
+
+    tokenizer = write_tokenizer(folder, ["<|audio|>"])
+    return _keep(GraniteSpeechProcessor(GraniteSpeechFeatureExtractor(), tokenizer), folder)

@@ -135,17 +135,18 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
         sampling = SamplingParams(
             temperature=0, ignore_eos=True, detokenize=False, **dict(asked.options)
         )
-        prompts = [_request(prompt) for prompt in asked.prompts]
+        prompts = [request(prompt) for prompt in asked.prompts]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         answers.append([_answer(output) for output in outputs])
     return answers
 
 
-def _request(prompt: Any) -> dict[str, Any]:
+def request(prompt: Any) -> dict[str, Any]:
+    """What the host takes: of tokens, or of what makes its own."""
     if isinstance(prompt, tuple):
         return {"prompt_token_ids": list(prompt)}
-    request: dict[str, Any] = prompt.request()
-    return request
+    made: dict[str, Any] = prompt.request()
+    return made
 
 
 def _answer(output: Any) -> Answer:

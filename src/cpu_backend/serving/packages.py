@@ -14,7 +14,12 @@ from typing import Any
 from cpu_backend.errors import ConfigError
 from cpu_backend.serving.sentences import sentence, told
 
-TORCHVISION = "torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu"
+# What the usual index has of these is made for GPUs and does not load beside torch for CPUs.
+FOR_CPUS = "--no-deps --index-url https://download.pytorch.org/whl/cpu"
+INSTALL = {
+    "torchvision": f"torchvision==0.28.0 {FOR_CPUS}",
+    "torchaudio": f"torchaudio==2.11.0 {FOR_CPUS}",
+}
 
 # How transformers says who needs what.
 NEEDS = (
@@ -25,10 +30,9 @@ NEEDS = (
 
 def missing(who: str, package: str) -> ConfigError:
     """What to raise."""
-    install = TORCHVISION if package == "torchvision" else package
     return ConfigError(
         f"{who} needs the Python package {package}, which is not installed: "
-        f"run `pip install {install}`, or choose another model."
+        f"run `pip install {INSTALL.get(package, package)}`, or choose another model."
     )
 
 
