@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tests.zoo import processors
-from tests.zoo.media import MediaSpec, Picture, shown
+from tests.zoo import grid_specs, processors
+from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, PINPOINTS, SIDE
 
-# Two sizes in a fixed grid or in as many patches as they fill; the last is scaled down.
-PICTURES = (Picture(56, 56, 1), Picture(80, 60, 2), Picture(300, 200, 3))
-
-TORCHVISION = ("torchvision",)
 VISION = {
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -25,32 +19,7 @@ SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": Fals
 LLAMA = {"model_type": "llama"}
 # transformers 5 leaves a level of the vision tower out.
 TOWER = ((r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model."),)
-QWEN_IDS = {
-    "vision_start_token_id": FIRST,
-    "vision_end_token_id": FIRST + 1,
-    "image_token_id": FIRST + 2,
-    "video_token_id": FIRST + 3,
-}
-QWEN3_VISION = {
-    "depth": 3,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_heads": 2,
-    "out_hidden_size": 192,
-    "patch_size": 16,
-    "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [0, 1],
-}
-QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
-
-
-def _qwen_text(model_type: str, sections: tuple[int, ...], **different: Any) -> dict[str, Any]:
-    """sections: pairs of a head's channels that turn by time, row and column."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
-    return {"model_type": model_type, "rope_parameters": {**rope, **different}}
-
-
-SPECS = (
+OWN = (
     MediaSpec(
         "Gemma3ForConditionalGeneration",
         "Gemma 3 with images",
@@ -111,36 +80,6 @@ SPECS = (
         processor=processors.gemma4,
         cases=shown("<image_soft_token>", PICTURES),
         chunk=96,
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Glm4vForConditionalGeneration",
-        "GLM-4.1V",
-        "glm4v",
-        {
-            "text_config": {
-                **_qwen_text("glm4v_text", (2, 3, 3), partial_rotary_factor=0.5),
-                "attention_bias": True,  # as published; transformers has it unasked
-            },
-            "vision_config": {
-                "model_type": "glm4v_vision",
-                "depth": 3,
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_heads": 2,
-                "out_hidden_size": 192,
-                "patch_size": 14,
-                "image_size": SIDE,
-            },
-            "image_token_id": FIRST,
-            "video_token_id": FIRST + 1,
-            "image_start_token_id": FIRST + 2,
-            "image_end_token_id": FIRST + 3,
-            "video_start_token_id": FIRST + 4,
-            "video_end_token_id": FIRST + 5,
-        },
-        processor=processors.glm4v,
-        cases=shown("<|begin_of_image|><|image|><|end_of_image|>", PICTURES),
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -264,89 +203,6 @@ SPECS = (
         refused="both directions",
     ),
     MediaSpec(
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2-VL",
-        "qwen2_vl",
-        {
-            "text_config": _qwen_text("qwen2_vl_text", (4, 6, 6)),
-            "vision_config": {
-                "depth": 3,
-                "embed_dim": 64,
-                "hidden_size": 192,
-                "num_heads": 2,
-                "mlp_ratio": 2,
-                "patch_size": 14,
-            },
-            **QWEN_IDS,
-        },
-        processor=processors.qwen2_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen2.5-VL",
-        "qwen2_5_vl",
-        {
-            "text_config": _qwen_text("qwen2_5_vl_text", (4, 6, 6)),
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_heads": 2,
-                "out_hidden_size": 192,
-                "patch_size": 14,
-                "window_size": 56,
-                "fullatt_block_indexes": [1],
-            },
-            **QWEN_IDS,
-        },
-        processor=processors.qwen2_5_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        selected=True,
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3-VL",
-        "qwen3_vl",
-        {
-            "text_config": _qwen_text("qwen3_vl_text", (6, 5, 5), mrope_interleaved=True),
-            "vision_config": QWEN3_VISION,
-            **QWEN_IDS,
-        },
-        processor=processors.qwen3_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3-VL mixtures",
-        "qwen3_vl_moe",
-        {
-            "text_config": {
-                **_qwen_text("qwen3_vl_moe_text", (6, 5, 5), mrope_interleaved=True),
-                # As published: transformers does the first unasked, and ignores the window.
-                "norm_topk_prob": True,
-                "sliding_window": None,
-            },
-            "vision_config": QWEN3_VISION,
-            **QWEN_IDS,
-        },
-        transposed=r"experts\.(gate_up|down)_proj",
-        processor=processors.qwen3_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3.5 with images",
-        "qwen3_5",
-        {"text_config": {"model_type": "qwen3_5_text"}},
-        refused="recurrent state",
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
         "SmolVLMForConditionalGeneration",
         "SmolVLM",
         "smolvlm",
@@ -361,3 +217,4 @@ SPECS = (
         needs=(*TORCHVISION, "num2words"),
     ),
 )
+SPECS = tuple(sorted((*OWN, *grid_specs.SPECS), key=lambda spec: spec.name))
