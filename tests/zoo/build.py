@@ -91,8 +91,9 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     model.save_pretrained(folder)
     write_as_published(spec, folder)
     name_architecture(spec, folder)
-    for name, value in spec.reference.items():
-        setattr(model.config, name, value)
+    for path, value in spec.reference.items():
+        part, _, name = path.rpartition(".")
+        setattr(getattr(model.config, part) if part else model.config, name, value)
     return model  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,24 @@ from tests.zoo import processors
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, SIDE
 
+GLM_VISION = {
+    "depth": 3,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_heads": 2,
+    "out_hidden_size": 192,
+    "patch_size": 14,
+    "image_size": SIDE,
+}
+GLM_IDS = {
+    "image_token_id": FIRST,
+    "video_token_id": FIRST + 1,
+    "image_start_token_id": FIRST + 2,
+    "image_end_token_id": FIRST + 3,
+    "video_start_token_id": FIRST + 4,
+    "video_end_token_id": FIRST + 5,
+}
+GLM_MARK = "<|begin_of_image|><|image|><|end_of_image|>"
 QWEN_IDS = {
     "vision_start_token_id": FIRST,
     "vision_end_token_id": FIRST + 1,
@@ -44,25 +62,45 @@ SPECS = (
                 **_qwen_text("glm4v_text", (2, 3, 3), partial_rotary_factor=0.5),
                 "attention_bias": True,  # as published; transformers has it unasked
             },
-            "vision_config": {
-                "model_type": "glm4v_vision",
-                "depth": 3,
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_heads": 2,
-                "out_hidden_size": 192,
-                "patch_size": 14,
-                "image_size": SIDE,
-            },
-            "image_token_id": FIRST,
-            "video_token_id": FIRST + 1,
-            "image_start_token_id": FIRST + 2,
-            "image_end_token_id": FIRST + 3,
-            "video_start_token_id": FIRST + 4,
-            "video_end_token_id": FIRST + 5,
+            "vision_config": GLM_VISION,
+            **GLM_IDS,
         },
         processor=processors.glm4v,
-        cases=shown("<|begin_of_image|><|image|><|end_of_image|>", PICTURES),
+        cases=shown(GLM_MARK, PICTURES),
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "Glm4vMoeForConditionalGeneration",
+        "GLM-4.5V",
+        "glm4v_moe",
+        {
+            "text_config": {
+                **_qwen_text("glm4v_moe_text", (2, 3, 3), partial_rotary_factor=0.5),
+                # As published; transformers does without.
+                "head_dim": 32,
+                "use_qk_norm": False,
+            },
+            "vision_config": GLM_VISION,
+            **GLM_IDS,
+        },
+        processor=processors.glm4v,
+        cases=shown(GLM_MARK, PICTURES),
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "GlmOcrForConditionalGeneration",
+        "GLM-OCR",
+        "glm_ocr",
+        {
+            "text_config": {
+                **_qwen_text("glm_ocr_text", (4, 6, 6), partial_rotary_factor=1.0),
+                "intermediate_size": 3 * 192,  # of what joins patches too, as published
+            },
+            "vision_config": GLM_VISION,
+            **GLM_IDS,
+        },
+        processor=processors.glm46v,
+        cases=shown(GLM_MARK, PICTURES),
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -145,6 +183,14 @@ SPECS = (
         "Qwen3.5 with images",
         "qwen3_5",
         {"text_config": {"model_type": "qwen3_5_text"}},
+        refused="recurrent state",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3.5 mixtures with images",
+        "qwen3_5_moe",
+        {"text_config": {"model_type": "qwen3_5_moe_text"}},
         refused="recurrent state",
         needs=TORCHVISION,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.zoo import grid_specs, processors
+from tests.zoo.build import WINDOW
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, PINPOINTS, SIDE
 
@@ -18,8 +19,56 @@ CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
 SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
 LLAMA = {"model_type": "llama"}
 # transformers 5 leaves a level of the vision tower out.
-TOWER = ((r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model."),)
+TOWER = ((r"^((model\.)?vision_tower\.)(?!vision_model)", r"\1vision_model."),)
 OWN = (
+    MediaSpec(
+        "AriaForConditionalGeneration",
+        "Aria",
+        "aria",
+        {
+            "text_config": {
+                "model_type": "aria_text",
+                "intermediate_size": 96,
+                "moe_topk": 3,
+            },
+            "vision_config": {
+                **VISION,
+                "model_type": "idefics3_vision",
+                "image_size": 980,  # transformers scales every image to it
+                "patch_size": 140,
+            },
+            "projector_patch_to_query_dict": {49: 4},
+            "image_token_index": FIRST,
+        },
+        processor=processors.aria,
+        cases=shown("<|img|>", PICTURES),
+        needs=TORCHVISION,
+        host="patches",
+        note="the host lets an image's patches see the padding of one that is no square",
+    ),
+    MediaSpec(
+        "Cohere2VisionForConditionalGeneration",
+        "Command A Vision",
+        "cohere2_vision",
+        {
+            "text_config": {
+                "model_type": "cohere2",
+                "num_hidden_layers": 4,
+                "tie_word_embeddings": True,
+                "logit_scale": 1.0,  # transformers leaves it out where images are read too
+            },
+            "vision_config": SIGLIP,
+            "alignment_intermediate_size": 112,
+            "image_token_id": FIRST,
+            "tie_word_embeddings": True,
+        },
+        processor=processors.cohere2_vision,
+        cases=shown("<|IMG_PATCH|>", PICTURES),
+        published=TOWER,
+        reference={"text_config.sliding_window": WINDOW + 1},
+        note="compared with windows one token longer, which the host has on purpose",
+        needs=TORCHVISION,
+    ),
     MediaSpec(
         "Gemma3ForConditionalGeneration",
         "Gemma 3 with images",
@@ -126,6 +175,35 @@ OWN = (
             },
         },
         refused="recurrent state",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "Llama4ForConditionalGeneration",
+        "Llama 4 with images",
+        "llama4",
+        {
+            "text_config": {
+                "model_type": "llama4_text",
+                "num_hidden_layers": 4,
+                "attention_chunk_size": 128,
+                "intermediate_size_mlp": 352,
+                "intermediate_size": 96,
+                "interleave_moe_layer_step": 2,
+                "num_experts_per_tok": 1,
+            },
+            "vision_config": {
+                **VISION,
+                "intermediate_size": 256,  # of the four patches of a token
+                "projector_input_dim": 112,
+                "projector_output_dim": 112,
+                "vision_output_dim": 112,
+            },
+            "boi_token_index": FIRST + 1,
+            "eoi_token_index": FIRST + 2,
+            "image_token_index": FIRST + 3,
+        },
+        processor=processors.llama4,
+        cases=shown("<|image|>", PICTURES),
         needs=TORCHVISION,
     ),
     MediaSpec(

@@ -38,6 +38,31 @@ def _keep(processor: Any, folder: Path) -> Any:
     return processor
 
 
+def aria(folder: Path) -> Any:
+    from transformers import AriaProcessor
+
+    named = {"image_token": "<|img|>"}
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    images = _image_processor("Aria", max_image_size=980)
+    return _keep(AriaProcessor(images, tokenizer, size_conversion={980: 4}), folder)
+
+
+def cohere2_vision(folder: Path) -> Any:
+    from transformers import Cohere2VisionProcessor
+
+    named = {
+        "image_token": "<|IMG_PATCH|>",
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    }
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    tile = {"height": SIDE, "width": SIDE}
+    # Tokens of a tile are the square of what is called its patch size.
+    images = _image_processor("Cohere2Vision", size=tile, max_patches=4, patch_size=2)
+    return _keep(Cohere2VisionProcessor(images, tokenizer), folder)
+
+
 def gemma3(folder: Path) -> Any:
     from transformers import Gemma3Processor
 
@@ -67,12 +92,22 @@ def gemma4(folder: Path) -> Any:
 def glm4v(folder: Path) -> Any:
     from transformers import Glm4vProcessor, Glm4vVideoProcessor
 
+    images, tokenizer = _glm("Glm4v", folder)
+    return _keep(Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), folder)
+
+
+def _glm(name: str, folder: Path) -> tuple[Any, Any]:
     extra = ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"]
     extra += ["<|begin_of_video|>", "<|end_of_video|>"]
-    tokenizer = write_tokenizer(folder, extra)
     size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 2 * 28 * 28}
-    images = _image_processor("Glm4v", size=size)
-    return _keep(Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), folder)
+    return _image_processor(name, size=size), write_tokenizer(folder, extra)
+
+
+def glm46v(folder: Path) -> Any:
+    from transformers import Glm46VProcessor, Glm46VVideoProcessor
+
+    images, tokenizer = _glm("Glm46V", folder)
+    return _keep(Glm46VProcessor(images, tokenizer, Glm46VVideoProcessor()), folder)
 
 
 def idefics3(folder: Path) -> Any:
@@ -109,6 +144,16 @@ def internvl(folder: Path) -> Any:
     images = _image_processor("GotOcr2", size=tile, crop_to_patches=True, max_patches=4)
     videos = InternVLVideoProcessor(size=tile)
     return _keep(InternVLProcessor(images, tokenizer, videos, image_seq_length=4), folder)
+
+
+def llama4(folder: Path) -> Any:
+    from transformers import Llama4Processor
+
+    extra = ["<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"]
+    extra += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
+    tile = {"height": SIDE, "width": SIDE}
+    images = _image_processor("Llama4", size=tile, max_patches=4)
+    return _keep(Llama4Processor(images, write_tokenizer(folder, extra), patch_size=14), folder)
 
 
 def llava(folder: Path) -> Any:
