@@ -65,7 +65,7 @@ OWN = (
         processor=processors.cohere2_vision,
         cases=shown("<|IMG_PATCH|>", PICTURES),
         published=TOWER,
-        reference={"text_config.sliding_window": WINDOW + 1},
+        reference={"config.text_config.sliding_window": WINDOW + 1},
         note="compared with windows one token longer, which the host has on purpose",
         needs=TORCHVISION,
     ),
@@ -253,6 +253,14 @@ OWN = (
         processor=processors.llava_onevision,
         cases=shown("<image>", PICTURES),
         published=TOWER,
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "MiniCPMV4_6ForConditionalGeneration",
+        "MiniCPM-V 4.6",
+        "minicpmv4_6",
+        {"text_config": {"model_type": "qwen3_5_text"}},
+        refused="recurrent state",
         needs=TORCHVISION,
     ),
     MediaSpec(

@@ -22,6 +22,8 @@ QWEN = (
     "<|video_pad|>",
     "<|vision_pad|>",
 )
+OMNI = ("vision_bos_token", "vision_eos_token", "image_token", "video_token")
+OMNI += ("audio_token", "audio_bos_token", "audio_eos_token")
 
 
 def _image_processor(name: str, **options: Any) -> Any:
@@ -238,11 +240,61 @@ def qwen3_vl(folder: Path) -> Any:
     return _keep(Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor()), folder)
 
 
+def qwen2_5_omni(folder: Path) -> Any:
+    from transformers import Qwen2_5OmniProcessor
+
+    return _omni(Qwen2_5OmniProcessor, _qwen_images(14), folder)
+
+
+def qwen3_omni(folder: Path) -> Any:
+    from transformers import Qwen3OmniMoeProcessor
+
+    half = [0.5] * 3
+    images = _qwen_images(16, image_mean=half, image_std=half)
+    return _omni(Qwen3OmniMoeProcessor, images, folder)
+
+
+def _omni(make: Any, images: Any, folder: Path) -> Any:
+    """For images and sounds of at most three seconds."""
+    from transformers import Qwen2VLVideoProcessor
+
+    tokens = dict(
+        zip(OMNI, (*QWEN[:4], "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), strict=True)
+    )
+    tokenizer = write_tokenizer(folder, list(tokens.values()), extra_special_tokens=tokens)
+    return _keep(make(images, Qwen2VLVideoProcessor(), _spectrum(3), tokenizer), folder)
+
+
+def paddleocr_vl(folder: Path) -> Any:
+    from transformers import PaddleOCRVLProcessor
+
+    named = {
+        "image_token": "<|IMAGE_PLACEHOLDER|>",
+        "image_start_token": "<|IMAGE_START|>",
+        "image_end_token": "<|IMAGE_END|>",
+    }
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    images = _image_processor("PaddleOCRVL", size=_four_to_sixteen(14))
+    return _keep(PaddleOCRVLProcessor(images, tokenizer), folder)
+
+
+def exaone4_5(folder: Path) -> Any:
+    from transformers import Exaone4_5_Processor, Qwen2VLVideoProcessor
+
+    tokenizer = write_tokenizer(folder, ["<vision>", "</vision>", "<|image_pad|>", "<|video_pad|>"])
+    videos = Qwen2VLVideoProcessor()
+    return _keep(Exaone4_5_Processor(_qwen_images(14), tokenizer, videos), folder)
+
+
 def _qwen_images(patch: int, **options: Any) -> Any:
-    """Of 4 to 16 tokens, each of two by two patches."""
-    token = (2 * patch) ** 2
-    size = {"shortest_edge": 4 * token, "longest_edge": 16 * token}
+    size = _four_to_sixteen(patch)
     return _image_processor("Qwen2VL", patch_size=patch, size=size, **options)
+
+
+def _four_to_sixteen(patch: int) -> dict[str, int]:
+    """Pixels of so many tokens, each of two by two patches."""
+    token = (2 * patch) ** 2
+    return {"shortest_edge": 4 * token, "longest_edge": 16 * token}
 
 
 def qwen2_audio(folder: Path) -> Any:
