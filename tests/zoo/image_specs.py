@@ -132,6 +132,38 @@ OWN = (
         needs=TORCHVISION,
     ),
     MediaSpec(
+        "Gemma4UnifiedForConditionalGeneration",
+        "Gemma 4 without encoders",
+        "gemma4_unified",
+        {
+            "text_config": {
+                "model_type": "gemma4_unified_text",
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "sliding_window": 96,  # an image has 70 tokens
+                "per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 64}},
+                "use_bidirectional_attention": "vision",
+            },
+            "vision_config": {
+                "model_type": "gemma4_unified_vision",
+                "mm_embed_dim": 64,
+                "mm_posemb_size": 64,
+                "output_proj_dims": 64,
+                "num_soft_tokens": 70,  # transformers does without
+            },
+            "audio_config": None,
+            "image_token_id": FIRST,
+            "boi_token_id": FIRST + 1,
+            "eoi_token_id": FIRST + 2,
+            "video_token_id": FIRST + 6,
+            "tie_word_embeddings": True,
+        },
+        processor=processors.gemma4_unified,
+        cases=shown("<image_soft_token>", PICTURES),
+        chunk=96,
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
         "Idefics3ForConditionalGeneration",
         "Idefics 3",
         "idefics3",
@@ -259,6 +291,14 @@ OWN = (
         "MiniCPMV4_6ForConditionalGeneration",
         "MiniCPM-V 4.6",
         "minicpmv4_6",
+        {"text_config": {"model_type": "qwen3_5_text"}},
+        refused="recurrent state",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "MiniCPMV4_7ForConditionalGeneration",
+        "MiniCPM-V 4.7",
+        "minicpmv4_7",
         {"text_config": {"model_type": "qwen3_5_text"}},
         refused="recurrent state",
         needs=TORCHVISION,

@@ -79,16 +79,29 @@ def gemma3(folder: Path) -> Any:
 def gemma4(folder: Path) -> Any:
     from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor, Gemma4VideoProcessor
 
+    parts = (Gemma4AudioFeatureExtractor(), _image_processor("Gemma4", max_soft_tokens=70))
+    return _gemma4(Gemma4Processor, parts, Gemma4VideoProcessor(), folder)
+
+
+def gemma4_unified(folder: Path) -> Any:
+    from transformers import (
+        Gemma4UnifiedAudioFeatureExtractor,
+        Gemma4UnifiedProcessor,
+        Gemma4UnifiedVideoProcessor,
+    )
+
+    sounds = Gemma4UnifiedAudioFeatureExtractor()
+    parts = (sounds, _image_processor("Gemma4Unified", max_soft_tokens=70))
+    return _gemma4(Gemma4UnifiedProcessor, parts, Gemma4UnifiedVideoProcessor(), folder)
+
+
+def _gemma4(make: Any, sounds_and_images: tuple[Any, Any], videos: Any, folder: Path) -> Any:
     image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
     audio = ("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
     named = {"image_token": image, "boi_token": begin, "eoi_token": end}
     named |= dict(zip(("audio_token", "boa_token", "eoa_token"), audio, strict=True))
-    extra = [*named.values(), "<|video|>"]
-    tokenizer = write_tokenizer(folder, extra, extra_special_tokens=named)
-    images = _image_processor("Gemma4", max_soft_tokens=70)
-    sounds, videos = Gemma4AudioFeatureExtractor(), Gemma4VideoProcessor()
-    processor = Gemma4Processor(sounds, images, tokenizer, videos, image_seq_length=70)
-    return _keep(processor, folder)
+    tokenizer = write_tokenizer(folder, [*named.values(), "<|video|>"], extra_special_tokens=named)
+    return _keep(make(*sounds_and_images, tokenizer, videos, image_seq_length=70), folder)
 
 
 def glm4v(folder: Path) -> Any:
