@@ -473,6 +473,7 @@ PATCHES: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("vllm.tokenizers.hf", load_tokenizer_in_a_sentence),
     ("vllm.multimodal.processing.context", packages.in_processors),
     ("vllm.entrypoints.serve.utils.api_utils", requests.look_at_bodies),
+    ("vllm.model_executor.models.exaone4_5", models.normalize_pixels),
     ("vllm.model_executor.models.gemma3n", models.embed_per_layer),
     ("vllm.model_executor.models.transformers.moe", models.forget_chosen_experts),
     ("vllm.sampling_params", requests.look_at_constraints),

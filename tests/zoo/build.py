@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ BASE: dict[str, Any] = {
 }
 # Where a config's default is None the model is no mixture.
 MIXTURE = ("num_experts", "moe_intermediate_size")
+TEXT_PARTS = ("text_config", "thinker_config")  # of configs of more than text
 # Parameters whose values carry a meaning that random numbers would break.
 KEPT = ("A_log", "dt_bias", "D")
 
@@ -53,7 +55,9 @@ class Spec:
     model_type and config: ``transformers``' config class and what differs from BASE.
     refused: words of the sentence that refuses it at start; host: of the exception with which the
     host itself fails (a pattern).  selected: runs by default.  note: for the table.
-    reference: what the config of ``transformers`` has to say to mean what the host does.
+    part: which of the model's modules answers with logits; if empty, the model itself.
+    reference: what the config of ``transformers`` has to say to mean what the host does; a name
+    with dots is of the model's parts.
     whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time.
     auto: the class that makes the model, of ``transformers`` or ``heads``; if empty, it has the
     host's name.
@@ -71,6 +75,7 @@ class Spec:
     selected: bool = False
     note: str = ""
     reference: dict[str, Any] = field(default_factory=dict)
+    part: str = ""
     auto: str = "AutoModelForCausalLM"
     whole_prompts: bool = False
     published: tuple[tuple[str, str], ...] = ()
@@ -79,7 +84,8 @@ class Spec:
 
 
 def build(spec: Spec, folder: Path) -> torch.nn.Module:
-    """The model in fp32 with random weights, also written to ``folder``."""
+    """What answers of the model in fp32 with random weights, which is also written to
+    ``folder``."""
     import transformers
 
     from tests.zoo import heads
@@ -94,9 +100,11 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     model.save_pretrained(folder)
     write_as_published(spec, folder)
     name_architecture(spec, folder)
-    for name, value in spec.reference.items():
-        setattr(model.config, name, value)
-    return model  # type: ignore[no-any-return]
+    for path, value in spec.reference.items():
+        owner, _, name = path.rpartition(".")
+        setattr(operator.attrgetter(owner)(model) if owner else model.config, name, value)
+    part: torch.nn.Module = model.get_submodule(spec.part)
+    return part
 
 
 def make_config(spec: Spec) -> Any:
@@ -118,8 +126,9 @@ def _over_base(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
         for name, value in BASE.items()
         if name in names and not (name in MIXTURE and getattr(known, name, 0) is None)
     }
-    if text := config.get("text_config"):
-        config = {**config, "text_config": _over_base(text["model_type"], text)}
+    for part in TEXT_PARTS:
+        if part in config:
+            config = {**config, part: _over_base(config[part]["model_type"], config[part])}
     return {**base, **config}
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tests.zoo import processors
-from tests.zoo.media import MediaSpec, Picture, shown
+from tests.zoo import grid_specs, processors
+from tests.zoo.build import WINDOW
+from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, PINPOINTS, SIDE
 
-# Two sizes in a fixed grid or in as many patches as they fill; the last is scaled down.
-PICTURES = (Picture(56, 56, 1), Picture(80, 60, 2), Picture(300, 200, 3))
-
-TORCHVISION = ("torchvision",)
 VISION = {
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -24,33 +19,56 @@ CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
 SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
 LLAMA = {"model_type": "llama"}
 # transformers 5 leaves a level of the vision tower out.
-TOWER = ((r"^vision_tower\.(?!vision_model)", "vision_tower.vision_model."),)
-QWEN_IDS = {
-    "vision_start_token_id": FIRST,
-    "vision_end_token_id": FIRST + 1,
-    "image_token_id": FIRST + 2,
-    "video_token_id": FIRST + 3,
-}
-QWEN3_VISION = {
-    "depth": 3,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_heads": 2,
-    "out_hidden_size": 192,
-    "patch_size": 16,
-    "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [0, 1],
-}
-QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
-
-
-def _qwen_text(model_type: str, sections: tuple[int, ...], **different: Any) -> dict[str, Any]:
-    """sections: pairs of a head's channels that turn by time, row and column."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
-    return {"model_type": model_type, "rope_parameters": {**rope, **different}}
-
-
-SPECS = (
+TOWER = ((r"^((model\.)?vision_tower\.)(?!vision_model)", r"\1vision_model."),)
+OWN = (
+    MediaSpec(
+        "AriaForConditionalGeneration",
+        "Aria",
+        "aria",
+        {
+            "text_config": {
+                "model_type": "aria_text",
+                "intermediate_size": 96,
+                "moe_topk": 3,
+            },
+            "vision_config": {
+                **VISION,
+                "model_type": "idefics3_vision",
+                "image_size": 980,  # transformers scales every image to it
+                "patch_size": 140,
+            },
+            "projector_patch_to_query_dict": {49: 4},
+            "image_token_index": FIRST,
+        },
+        processor=processors.aria,
+        cases=shown("<|img|>", PICTURES),
+        needs=TORCHVISION,
+        host="patches",
+        note="the host lets an image's patches see the padding of one that is no square",
+    ),
+    MediaSpec(
+        "Cohere2VisionForConditionalGeneration",
+        "Command A Vision",
+        "cohere2_vision",
+        {
+            "text_config": {
+                "model_type": "cohere2",
+                "num_hidden_layers": 4,
+                "tie_word_embeddings": True,
+                "logit_scale": 1.0,  # transformers leaves it out where images are read too
+            },
+            "vision_config": SIGLIP,
+            "alignment_intermediate_size": 112,
+            "image_token_id": FIRST,
+            "tie_word_embeddings": True,
+        },
+        processor=processors.cohere2_vision,
+        cases=shown("<|IMG_PATCH|>", PICTURES),
+        published=TOWER,
+        reference={"config.text_config.sliding_window": WINDOW + 1},
+        note="compared with windows one token longer, which the host has on purpose",
+        needs=TORCHVISION,
+    ),
     MediaSpec(
         "Gemma3ForConditionalGeneration",
         "Gemma 3 with images",
@@ -114,33 +132,35 @@ SPECS = (
         needs=TORCHVISION,
     ),
     MediaSpec(
-        "Glm4vForConditionalGeneration",
-        "GLM-4.1V",
-        "glm4v",
+        "Gemma4UnifiedForConditionalGeneration",
+        "Gemma 4 without encoders",
+        "gemma4_unified",
         {
             "text_config": {
-                **_qwen_text("glm4v_text", (2, 3, 3), partial_rotary_factor=0.5),
-                "attention_bias": True,  # as published; transformers has it unasked
+                "model_type": "gemma4_unified_text",
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "sliding_window": 96,  # an image has 70 tokens
+                "per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 64}},
+                "use_bidirectional_attention": "vision",
             },
             "vision_config": {
-                "model_type": "glm4v_vision",
-                "depth": 3,
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_heads": 2,
-                "out_hidden_size": 192,
-                "patch_size": 14,
-                "image_size": SIDE,
+                "model_type": "gemma4_unified_vision",
+                "mm_embed_dim": 64,
+                "mm_posemb_size": 64,
+                "output_proj_dims": 64,
+                "num_soft_tokens": 70,  # transformers does without
             },
+            "audio_config": None,
             "image_token_id": FIRST,
-            "video_token_id": FIRST + 1,
-            "image_start_token_id": FIRST + 2,
-            "image_end_token_id": FIRST + 3,
-            "video_start_token_id": FIRST + 4,
-            "video_end_token_id": FIRST + 5,
+            "boi_token_id": FIRST + 1,
+            "eoi_token_id": FIRST + 2,
+            "video_token_id": FIRST + 6,
+            "tie_word_embeddings": True,
         },
-        processor=processors.glm4v,
-        cases=shown("<|begin_of_image|><|image|><|end_of_image|>", PICTURES),
+        processor=processors.gemma4_unified,
+        cases=shown("<image_soft_token>", PICTURES),
+        chunk=96,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -187,6 +207,35 @@ SPECS = (
             },
         },
         refused="recurrent state",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "Llama4ForConditionalGeneration",
+        "Llama 4 with images",
+        "llama4",
+        {
+            "text_config": {
+                "model_type": "llama4_text",
+                "num_hidden_layers": 4,
+                "attention_chunk_size": 128,
+                "intermediate_size_mlp": 352,
+                "intermediate_size": 96,
+                "interleave_moe_layer_step": 2,
+                "num_experts_per_tok": 1,
+            },
+            "vision_config": {
+                **VISION,
+                "intermediate_size": 256,  # of the four patches of a token
+                "projector_input_dim": 112,
+                "projector_output_dim": 112,
+                "vision_output_dim": 112,
+            },
+            "boi_token_index": FIRST + 1,
+            "eoi_token_index": FIRST + 2,
+            "image_token_index": FIRST + 3,
+        },
+        processor=processors.llama4,
+        cases=shown("<|image|>", PICTURES),
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -239,6 +288,22 @@ SPECS = (
         needs=TORCHVISION,
     ),
     MediaSpec(
+        "MiniCPMV4_6ForConditionalGeneration",
+        "MiniCPM-V 4.6",
+        "minicpmv4_6",
+        {"text_config": {"model_type": "qwen3_5_text"}},
+        refused="recurrent state",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "MiniCPMV4_7ForConditionalGeneration",
+        "MiniCPM-V 4.7",
+        "minicpmv4_7",
+        {"text_config": {"model_type": "qwen3_5_text"}},
+        refused="recurrent state",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
         "Mistral3ForConditionalGeneration",
         "Mistral Small 3.1",
         "mistral3",
@@ -264,89 +329,6 @@ SPECS = (
         refused="both directions",
     ),
     MediaSpec(
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2-VL",
-        "qwen2_vl",
-        {
-            "text_config": _qwen_text("qwen2_vl_text", (4, 6, 6)),
-            "vision_config": {
-                "depth": 3,
-                "embed_dim": 64,
-                "hidden_size": 192,
-                "num_heads": 2,
-                "mlp_ratio": 2,
-                "patch_size": 14,
-            },
-            **QWEN_IDS,
-        },
-        processor=processors.qwen2_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen2.5-VL",
-        "qwen2_5_vl",
-        {
-            "text_config": _qwen_text("qwen2_5_vl_text", (4, 6, 6)),
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_heads": 2,
-                "out_hidden_size": 192,
-                "patch_size": 14,
-                "window_size": 56,
-                "fullatt_block_indexes": [1],
-            },
-            **QWEN_IDS,
-        },
-        processor=processors.qwen2_5_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        selected=True,
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3-VL",
-        "qwen3_vl",
-        {
-            "text_config": _qwen_text("qwen3_vl_text", (6, 5, 5), mrope_interleaved=True),
-            "vision_config": QWEN3_VISION,
-            **QWEN_IDS,
-        },
-        processor=processors.qwen3_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3-VL mixtures",
-        "qwen3_vl_moe",
-        {
-            "text_config": {
-                **_qwen_text("qwen3_vl_moe_text", (6, 5, 5), mrope_interleaved=True),
-                # As published: transformers does the first unasked, and ignores the window.
-                "norm_topk_prob": True,
-                "sliding_window": None,
-            },
-            "vision_config": QWEN3_VISION,
-            **QWEN_IDS,
-        },
-        transposed=r"experts\.(gate_up|down)_proj",
-        processor=processors.qwen3_vl,
-        cases=shown(QWEN_MARK, PICTURES),
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3.5 with images",
-        "qwen3_5",
-        {"text_config": {"model_type": "qwen3_5_text"}},
-        refused="recurrent state",
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
         "SmolVLMForConditionalGeneration",
         "SmolVLM",
         "smolvlm",
@@ -361,3 +343,4 @@ SPECS = (
         needs=(*TORCHVISION, "num2words"),
     ),
 )
+SPECS = tuple(sorted((*OWN, *grid_specs.SPECS), key=lambda spec: spec.name))

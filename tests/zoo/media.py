@@ -52,6 +52,9 @@ class Sound:
 
 
 Medium = Picture | Sound
+# Two sizes in a fixed grid or in as many patches as they fill; the last is scaled down.
+PICTURES = (Picture(56, 56, 1), Picture(80, 60, 2), Picture(300, 200, 3))
+TORCHVISION = ("torchvision",)  # what most models need for images
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,11 @@ ONE_SOUND = {**MEDIA, "limit_mm_per_prompt": {"audio": 1}, "max_num_batched_toke
 class Reference(torch.nn.Module):
     """``transformers``' model before one case: tokens [1, n] in, logits out."""
 
-    def __init__(self, model: torch.nn.Module, case: Case, processor: Any) -> None:
+    def __init__(self, model: Any, case: Case, processor: Any) -> None:
         super().__init__()
         self.model = model
+        # This one's forward alone lets images see themselves in layers without a window too.
+        self.as_generated = model.config.model_type == "gemma4_unified"
         self.case = case
         self.inputs = case.inputs(processor)
         self.config = model.config
@@ -49,7 +51,20 @@ class Reference(torch.nn.Module):
         for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
             if name in given:
                 given[name] = torch.nn.functional.pad(given[name], (0, longer), value=fill)
+        if self.as_generated:
+            given["attention_mask"] = self._masks(ids, given)
         return self.model(**{**given, self.case.ids: ids})
+
+    def _masks(self, ids: torch.Tensor, given: dict[str, Any]) -> Any:
+        """Those with which ``transformers`` generates."""
+        return self.model.create_masks_for_generate(
+            config=self.config,
+            inputs_embeds=self.model.get_input_embeddings()(ids),
+            attention_mask=given["attention_mask"],
+            past_key_values=None,
+            position_ids=torch.arange(ids.shape[1])[None],
+            mm_token_type_ids=given.get("mm_token_type_ids"),
+        )
 
 
 def examine(spec: MediaSpec, folder: Path) -> Outcome:

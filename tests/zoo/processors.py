@@ -22,6 +22,8 @@ QWEN = (
     "<|video_pad|>",
     "<|vision_pad|>",
 )
+OMNI = ("vision_bos_token", "vision_eos_token", "image_token", "video_token")
+OMNI += ("audio_token", "audio_bos_token", "audio_eos_token")
 
 
 def _image_processor(name: str, **options: Any) -> Any:
@@ -38,6 +40,31 @@ def _keep(processor: Any, folder: Path) -> Any:
     return processor
 
 
+def aria(folder: Path) -> Any:
+    from transformers import AriaProcessor
+
+    named = {"image_token": "<|img|>"}
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    images = _image_processor("Aria", max_image_size=980)
+    return _keep(AriaProcessor(images, tokenizer, size_conversion={980: 4}), folder)
+
+
+def cohere2_vision(folder: Path) -> Any:
+    from transformers import Cohere2VisionProcessor
+
+    named = {
+        "image_token": "<|IMG_PATCH|>",
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    }
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    tile = {"height": SIDE, "width": SIDE}
+    # Tokens of a tile are the square of what is called its patch size.
+    images = _image_processor("Cohere2Vision", size=tile, max_patches=4, patch_size=2)
+    return _keep(Cohere2VisionProcessor(images, tokenizer), folder)
+
+
 def gemma3(folder: Path) -> Any:
     from transformers import Gemma3Processor
 
@@ -52,27 +79,50 @@ def gemma3(folder: Path) -> Any:
 def gemma4(folder: Path) -> Any:
     from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor, Gemma4VideoProcessor
 
+    parts = (Gemma4AudioFeatureExtractor(), _image_processor("Gemma4", max_soft_tokens=70))
+    return _gemma4(Gemma4Processor, parts, Gemma4VideoProcessor(), folder)
+
+
+def gemma4_unified(folder: Path) -> Any:
+    from transformers import (
+        Gemma4UnifiedAudioFeatureExtractor,
+        Gemma4UnifiedProcessor,
+        Gemma4UnifiedVideoProcessor,
+    )
+
+    sounds = Gemma4UnifiedAudioFeatureExtractor()
+    parts = (sounds, _image_processor("Gemma4Unified", max_soft_tokens=70))
+    return _gemma4(Gemma4UnifiedProcessor, parts, Gemma4UnifiedVideoProcessor(), folder)
+
+
+def _gemma4(make: Any, sounds_and_images: tuple[Any, Any], videos: Any, folder: Path) -> Any:
     image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
     audio = ("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
     named = {"image_token": image, "boi_token": begin, "eoi_token": end}
     named |= dict(zip(("audio_token", "boa_token", "eoa_token"), audio, strict=True))
-    extra = [*named.values(), "<|video|>"]
-    tokenizer = write_tokenizer(folder, extra, extra_special_tokens=named)
-    images = _image_processor("Gemma4", max_soft_tokens=70)
-    sounds, videos = Gemma4AudioFeatureExtractor(), Gemma4VideoProcessor()
-    processor = Gemma4Processor(sounds, images, tokenizer, videos, image_seq_length=70)
-    return _keep(processor, folder)
+    tokenizer = write_tokenizer(folder, [*named.values(), "<|video|>"], extra_special_tokens=named)
+    return _keep(make(*sounds_and_images, tokenizer, videos, image_seq_length=70), folder)
 
 
 def glm4v(folder: Path) -> Any:
     from transformers import Glm4vProcessor, Glm4vVideoProcessor
 
+    images, tokenizer = _glm("Glm4v", folder)
+    return _keep(Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), folder)
+
+
+def _glm(name: str, folder: Path) -> tuple[Any, Any]:
     extra = ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"]
     extra += ["<|begin_of_video|>", "<|end_of_video|>"]
-    tokenizer = write_tokenizer(folder, extra)
     size = {"shortest_edge": 4 * 28 * 28, "longest_edge": 16 * 2 * 28 * 28}
-    images = _image_processor("Glm4v", size=size)
-    return _keep(Glm4vProcessor(images, tokenizer, Glm4vVideoProcessor()), folder)
+    return _image_processor(name, size=size), write_tokenizer(folder, extra)
+
+
+def glm46v(folder: Path) -> Any:
+    from transformers import Glm46VProcessor, Glm46VVideoProcessor
+
+    images, tokenizer = _glm("Glm46V", folder)
+    return _keep(Glm46VProcessor(images, tokenizer, Glm46VVideoProcessor()), folder)
 
 
 def idefics3(folder: Path) -> Any:
@@ -109,6 +159,16 @@ def internvl(folder: Path) -> Any:
     images = _image_processor("GotOcr2", size=tile, crop_to_patches=True, max_patches=4)
     videos = InternVLVideoProcessor(size=tile)
     return _keep(InternVLProcessor(images, tokenizer, videos, image_seq_length=4), folder)
+
+
+def llama4(folder: Path) -> Any:
+    from transformers import Llama4Processor
+
+    extra = ["<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"]
+    extra += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
+    tile = {"height": SIDE, "width": SIDE}
+    images = _image_processor("Llama4", size=tile, max_patches=4)
+    return _keep(Llama4Processor(images, write_tokenizer(folder, extra), patch_size=14), folder)
 
 
 def llava(folder: Path) -> Any:
@@ -193,11 +253,61 @@ def qwen3_vl(folder: Path) -> Any:
     return _keep(Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor()), folder)
 
 
+def qwen2_5_omni(folder: Path) -> Any:
+    from transformers import Qwen2_5OmniProcessor
+
+    return _omni(Qwen2_5OmniProcessor, _qwen_images(14), folder)
+
+
+def qwen3_omni(folder: Path) -> Any:
+    from transformers import Qwen3OmniMoeProcessor
+
+    half = [0.5] * 3
+    images = _qwen_images(16, image_mean=half, image_std=half)
+    return _omni(Qwen3OmniMoeProcessor, images, folder)
+
+
+def _omni(make: Any, images: Any, folder: Path) -> Any:
+    """For images and sounds of at most three seconds."""
+    from transformers import Qwen2VLVideoProcessor
+
+    tokens = dict(
+        zip(OMNI, (*QWEN[:4], "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), strict=True)
+    )
+    tokenizer = write_tokenizer(folder, list(tokens.values()), extra_special_tokens=tokens)
+    return _keep(make(images, Qwen2VLVideoProcessor(), _spectrum(3), tokenizer), folder)
+
+
+def paddleocr_vl(folder: Path) -> Any:
+    from transformers import PaddleOCRVLProcessor
+
+    named = {
+        "image_token": "<|IMAGE_PLACEHOLDER|>",
+        "image_start_token": "<|IMAGE_START|>",
+        "image_end_token": "<|IMAGE_END|>",
+    }
+    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
+    images = _image_processor("PaddleOCRVL", size=_four_to_sixteen(14))
+    return _keep(PaddleOCRVLProcessor(images, tokenizer), folder)
+
+
+def exaone4_5(folder: Path) -> Any:
+    from transformers import Exaone4_5_Processor, Qwen2VLVideoProcessor
+
+    tokenizer = write_tokenizer(folder, ["<vision>", "</vision>", "<|image_pad|>", "<|video_pad|>"])
+    videos = Qwen2VLVideoProcessor()
+    return _keep(Exaone4_5_Processor(_qwen_images(14), tokenizer, videos), folder)
+
+
 def _qwen_images(patch: int, **options: Any) -> Any:
-    """Of 4 to 16 tokens, each of two by two patches."""
-    token = (2 * patch) ** 2
-    size = {"shortest_edge": 4 * token, "longest_edge": 16 * token}
+    size = _four_to_sixteen(patch)
     return _image_processor("Qwen2VL", patch_size=patch, size=size, **options)
+
+
+def _four_to_sixteen(patch: int) -> dict[str, int]:
+    """Pixels of so many tokens, each of two by two patches."""
+    token = (2 * patch) ** 2
+    return {"shortest_edge": 4 * token, "longest_edge": 16 * token}
 
 
 def qwen2_audio(folder: Path) -> Any:

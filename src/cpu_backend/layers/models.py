@@ -35,6 +35,25 @@ def embed_per_layer(module: Any) -> None:
     cls.forward = forward
 
 
+def normalize_pixels(module: Any) -> None:
+    """vllm.model_executor.models.exaone4_5: the images' encoder takes the mean off their pixels.
+
+    The host leaves that to the model, whose class says that it does so, as the one it is derived
+    from; but its encoder is made without.
+    """
+    from vllm.model_executor.layers.fusion.mm_input_norm import build_mm_input_norm
+
+    cls = module.Exaone4_5_ForConditionalGeneration
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
+        original(self, vllm_config=vllm_config, prefix=prefix)
+        self.visual.input_norm = build_mm_input_norm(vllm_config.model_config)
+
+    cls.__init__ = init
+
+
 def forget_chosen_experts(module: Any) -> None:
     """vllm.model_executor.models.transformers.moe: experts that have run leave no tensor behind.
 
