@@ -101,3 +101,12 @@ def test_prompts_that_would_be_read_the_wrong_way(tmp_path: Path) -> None:
     build.write_config(replace(HRM, config={**HRM.config, "prefix_lm": False}), tmp_path)
     with pytest.raises(ConfigError, match=r"both directions .* choose another model"):
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
+
+
+def test_a_cache_type_that_the_host_does_not_pass_on(tmp_path: Path) -> None:
+    build.write_config(build.Spec("FalconForCausalLM", "Falcon", "falcon"), tmp_path)
+    dummy = {"load_format": "dummy", "max_model_len": 256}
+    runs = [_llm(tmp_path, kv_cache_dtype="fp8", **dummy), _llm(tmp_path, **dummy)]
+    ignored, fitting = run_all(runs, tmp_path)
+    assert "--kv-cache-dtype fp8 does not reach the layers of Falcon" in ignored.sentence
+    assert fitting.code == 0, fitting.err[-4000:]

@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,8 @@ QUANTIZATIONS = {"": 0.0, "cpu_int8": 0.007, "cpu_int4": 0.09}
 KV_CACHES = {"auto": 0.0, "fp8": 0.03, "int8_per_token_head": 0.007}
 FACTOR = 2.0
 DRAWS = 5  # of noise, the worst counts: a router may or may not choose another expert
-NOT_FOR_IT = "does not support float16"  # so says the host of some models
+# The host refuses fp16 for some models, and some do not pass the cache's type on to their layers.
+NOT_FOR_IT = re.compile("does not support float16|does not reach the layers")
 SECONDS = 1800  # for one model: 18 engines
 
 
@@ -102,7 +104,7 @@ def examine(spec: Spec, folder: Path) -> dict[str, tuple[float, str]]:
             answers = run.forked(run.generate, folder, options, asked)
         except Failed as failed:
             said = f"{failed.kind}: {failed.message.splitlines()[0][:300]}"
-            found[form.name] = math.nan, "" if NOT_FOR_IT in said else said
+            found[form.name] = math.nan, "" if NOT_FOR_IT.search(said) else said
             continue
         found[form.name] = _judge(spec, answers, exact, expected[form.noise])
     return found
@@ -189,7 +191,7 @@ Everywhere answers alone, together with others and from the prefix cache were th
 unless a fault below says otherwise. Cells are the error of a prompt's log-probabilities against
 `transformers` in fp32, in their own standard deviations and without the worst 2 % of tokens: the
 larger one of both instruction sets, with the model's dtype / fp8 / 8-bit integers in the KV cache;
-— where the host refuses fp16 for a model. An error is a fault when it is more than {factor:g} times
+— where the host refuses fp16 for a model, or such a cache is refused for it. An error is a fault when it is more than {factor:g} times
 what random noise as large as the format's roundings costs `transformers` itself, the worst of
 {draws} draws. Random weights exaggerate: a trained model loses far less
 ([what rounding costs](quantization.md#what-rounding-costs)).
@@ -222,7 +224,7 @@ def page(by_isa: dict[str, dict[str, dict[str, tuple[float, str]]]]) -> str:
             ]
     listed = ["## Faults", "", *faults] if faults else ["No faults."]
     rest = [spec.models for spec in _runnable() if spec not in specs]
-    lines += ["", f"{len(specs)} models. Not tried: {', '.join(rest) or 'none'}."]
+    lines += ["", f"{len(specs)} models. Not tried yet: {', '.join(rest) or 'none'}."]
     return "\n".join([head, *lines, "", *listed, ""])
 
 

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.worker.model_memory import model_memory
@@ -36,6 +37,7 @@ class CPUModelRunner(HostCPUModelRunner):
         """Load and pack, and keep the time for the start-up line."""
         start = time.perf_counter()
         super().load_model(load_dummy_weights)
+        self._check_cache_type()
         if self.lora_config is None:  # adapters add to the projection's own result
             activate_in_linear(self.get_model())
         self.load_seconds = time.perf_counter() - start
@@ -44,6 +46,18 @@ class CPUModelRunner(HostCPUModelRunner):
             if self._replays_steps()
             else None
         )
+
+    def _check_cache_type(self) -> None:
+        """Raise ConfigError where the model does not give its KV cache the type asked for."""
+        asked, skipped = self.cache_config.cache_dtype, self.cache_config.kv_cache_dtype_skip_layers
+        layers = self.vllm_config.compilation_config.static_forward_context.values()
+        types = {getattr(layer, "kv_cache_dtype", asked) for layer in layers}
+        if not skipped and types - {asked} == {"auto"}:
+            raise ConfigError(
+                f"--kv-cache-dtype {asked} does not reach the layers of "
+                f"{self.model_config.architecture}, where the host does not pass it on: "
+                "leave it at auto."
+            )
 
     def _tell(self, sentence: str) -> None:
         """Once in the log, and for ``python -m cpu_backend.info`` while the server lives."""
