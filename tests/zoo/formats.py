@@ -191,10 +191,10 @@ Everywhere answers alone, together with others and from the prefix cache were th
 unless a fault below says otherwise. Cells are the error of a prompt's log-probabilities against
 `transformers` in fp32, in their own standard deviations and without the worst 2 % of tokens: the
 larger one of both instruction sets, with the model's dtype / fp8 / 8-bit integers in the KV cache;
-— where the host refuses fp16 for a model, or such a cache is refused for it. An error is a fault when it is more than {factor:g} times
-what random noise as large as the format's roundings costs `transformers` itself, the worst of
-{draws} draws. Random weights exaggerate: a trained model loses far less
-([what rounding costs](quantization.md#what-rounding-costs)).
+— where the host refuses fp16 for a model, or such a cache is refused for it. An error is a fault
+when it is more than {factor:g} times what random noise as large as the format's roundings costs
+`transformers` itself, the worst of {draws} draws. Random weights exaggerate: a trained model
+loses far less ([what rounding costs](quantization.md#what-rounding-costs)).
 """
 
 

@@ -27,6 +27,8 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
   differ from those of other pictures and sounds.  Most image models need torchvision, which neither
   the host nor this backend brings:
   `pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu`.
+  Granite Speech needs torchaudio, from the same index.
+- [Other dtypes, quantizations and KV caches](model_formats.md) have a table of their own.
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.
 - **host**: the host itself cannot run it on a CPU; the notes show what it says.
 - **wrong**, **ended**: a defect of this backend, and its test fails; do not use the model yet.
