@@ -93,12 +93,13 @@ void by_whole_vectors(const Tensor& to, const Tensor& from, const F& f) {
 bool is_real(const Scalar& number) { return !number.isComplex(); }
 bool is_real(string_view /*name*/) { return true; }
 
-// Whether a call is computed here.  What torch's kernels compute leaves no loop in a recording.
+// Whether y of x is computed here.  What torch's kernels compute leaves no loop in a recording.
 template <class... Numbers>
-bool is_ours(const Tensor& x, const Numbers&... numbers) {
+bool is_ours(const Tensor& y, const Tensor& x, const Numbers&... numbers) {
   const at::ScalarType type = x.scalar_type();
   const bool ours = (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf) &&
-                    x.layout() == at::kStrided && (is_real(numbers) && ...);
+                    y.scalar_type() == type && x.layout() == at::kStrided &&
+                    (is_real(numbers) && ...);
   StepRecording* const recording = StepRecording::current();
   if (!ours && recording)
     recording->fail("an elementwise function of a type that this backend does not compute with");
@@ -199,15 +200,14 @@ struct Forms;
 template <class Function, class... Numbers>
 struct Forms<Function, void (*)(const Tensor&, const Tensor&, Numbers...)> {
   static Tensor fresh(const Tensor& x, Numbers... numbers) {
-    if (!is_ours(x, numbers...)) return Function::torch(x, numbers...);
+    if (!is_ours(x, x, numbers...)) return Function::torch(x, numbers...);
     const Tensor dense = x.is_non_overlapping_and_dense() ? x : x.clone();
     const Tensor y = at::empty_like(dense);
     Function::ours(y, dense, numbers...);
     return y;
   }
   static Tensor& out(const Tensor& x, Numbers... numbers, Tensor& y) {
-    if (!is_ours(x, numbers...) || y.scalar_type() != x.scalar_type())
-      return Function::torch_out(x, numbers..., y);
+    if (!is_ours(y, x, numbers...)) return Function::torch_out(x, numbers..., y);
     at::native::resize_output(y, x.sizes());
     if (y.is_non_overlapping_and_dense() && y.strides() == x.strides()) {
       Function::ours(y, x, numbers...);

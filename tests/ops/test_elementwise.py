@@ -204,3 +204,9 @@ def test_it_is_recorded_into_a_part_of_a_tensor(seeded: torch.Generator) -> None
     recording = record(into_half, memory=[x])
     x.copy_(torch.randn(9, 33, generator=seeded))
     assert torch.equal(replay_over_garbage(recording), into_half())
+
+
+def test_a_result_of_another_type_refuses_the_recording(seeded: torch.Generator) -> None:
+    x = torch.randn(9, 33, generator=seeded).bfloat16()
+    recording = record(lambda: torch.sigmoid(x, out=torch.empty(9, 33)), memory=[x])
+    assert "an elementwise function of a type" in recording.error
