@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.zoo.run import Answer, Failed, Prompt, Round
+from tests.zoo.build import Spec, write_config
+from tests.zoo.run import Answer, Failed, Prompt, Round, forked
 
 TIE = 0.02  # standard deviations of the logits below the best: a choice that rounding made
 BF16_FACTOR = 2.0  # our error in bf16 may be so many times that of transformers in bf16
@@ -43,6 +45,17 @@ def failure(failed: Failed, host: str = "", note: str = "") -> Outcome:
     if failed.kind == "ConfigError" and is_sentence(failed.message):
         return Outcome(REFUSED, failed.message)
     return Outcome(ENDED, words, where=failed.where)
+
+
+def refusal(spec: Spec, folder: Path, task: Callable[..., Any], *args: Any) -> Outcome:
+    """What ``task(folder, *args)`` comes to with a checkpoint that has none of the model's weights:
+    refused before they are read, or a defect."""
+    write_config(spec, folder)
+    try:
+        forked(task, folder, *args)
+    except Failed as failed:
+        return failure(failed, spec.host, spec.note)
+    return Outcome(ENDED, "started without its weights")
 
 
 def is_sentence(message: str) -> bool:

@@ -11,8 +11,8 @@ import torch
 
 from tests import tools
 from tests.zoo import judge
-from tests.zoo.build import build, write_config
-from tests.zoo.judge import ENDED, HOST, REFUSED, RIGHT, WRONG, Outcome
+from tests.zoo.build import build
+from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case, MediaSpec, with_others
 from tests.zoo.run import Answer, Failed, Round, forked, generate
 from tests.zoo.text import ENGINES, SCORED, rounds
@@ -74,12 +74,7 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
         return Outcome(REFUSED, "; ".join(missing))
     if spec.refused:
         write_tokenizer(folder)
-        write_config(spec, folder)
-        try:
-            forked(generate, folder, engines["recorded"], [])
-        except Failed as failed:
-            return judge.failure(failed, spec.host, spec.note)
-        return Outcome(ENDED, "started without its weights")
+        return judge.refusal(spec, folder, generate, engines["recorded"], [])
     processor = spec.processor(folder)
     model = build(spec, folder)
     sent = rounds(spec.cases)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from tests.zoo import judge
-from tests.zoo.build import build, write_config
-from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.build import build
+from tests.zoo.judge import HOST, RIGHT, WRONG, Outcome
 from tests.zoo.media import Picture, Shown
 from tests.zoo.pooling_specs import SEQUENCE, SPECS, TOKEN, PoolingSpec
 from tests.zoo.run import Failed, Prompt, forked, request
@@ -129,12 +129,7 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     """Build the model, run it in both dtypes, compare.  Runs in a process of its own."""
     processor = (spec.processor or write_tokenizer)(folder)
     if spec.refused:
-        write_config(spec, folder)
-        try:
-            forked(pool, folder, spec, "float32")
-        except Failed as failed:
-            return judge.failure(failed, spec.host, spec.note)
-        return Outcome(ENDED, "started without weights")
+        return judge.refusal(spec, folder, pool, spec, "float32")
     model = build(spec, folder)
     try:
         answers = {dtype: forked(pool, folder, spec, dtype) for dtype in ("float32", "bfloat16")}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.zoo import judge
-from tests.zoo.build import Spec, build, write_config
-from tests.zoo.judge import ENDED, HOST, RIGHT, WRONG, Outcome
+from tests.zoo.build import Spec, build
+from tests.zoo.judge import HOST, RIGHT, WRONG, Outcome
 from tests.zoo.run import Answer, Failed, Prompt, Round, forked, generate
 from tests.zoo.text_specs import SPECS
 
@@ -57,12 +57,7 @@ def rounds(p: Sequence[Any]) -> list[Round]:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Build the model, run every engine, compare.  Runs in a process of its own."""
     if spec.refused:
-        write_config(spec, folder)
-        try:
-            forked(generate, folder, ENGINES["recorded"], [])
-        except Failed as failed:
-            return judge.failure(failed, spec.host, spec.note)
-        return Outcome(ENDED, "started without its weights")
+        return judge.refusal(spec, folder, generate, ENGINES["recorded"], [])
     model = build(spec, folder)
     scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
     steps = WHOLE_PROMPTS if spec.whole_prompts else {}
