@@ -40,8 +40,11 @@
 |                                | do not count; its loader drops a bias     | reads them        |
 |                                | that is among the experts                 |                   |
 | models                         | the host's Gemma 3n of text alone has no  | it embeds per     |
-|                                | embeddings per layer; its experts behind  | layer; it forgets |
-|                                | transformers keep a tensor of the step    | it                |
+|                                | embeddings per layer; EXAONE 4.5 leaves   | layer; it takes   |
+|                                | the mean on its pixels; experts behind    | it off; it        |
+|                                | transformers keep a tensor of the step    | forgets it        |
+| engine_calls                   | a result that the host cannot send, and a | it looks before   |
+|                                | prompt longer than a step, stop everybody |                   |
 | whole_weights                  | the host takes of a weight what fits      | it compares       |
 | map_parameters                 | parameters freed after packing stay in    | a platform hook   |
 |                                | the process's heap                        |                   |

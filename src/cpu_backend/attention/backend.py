@@ -87,7 +87,7 @@ class CpuBackendAttention(AttentionBackend):
 
     @classmethod
     def supports_mm_prefix(cls) -> bool:
-        """Images whose tokens see each other in both directions (Gemma 3, PaliGemma)."""
+        """Images whose tokens see each other in both directions (Gemma 3)."""
         return True
 
     @classmethod
