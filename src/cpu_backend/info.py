@@ -67,7 +67,7 @@ def banner(library: ops.Library, dtype: str) -> list[str]:
         f"version {cpu_backend.__version__} on {cpu_model()}",
         f"instruction set {library.target} of {', '.join(library.runnable)} runnable here",
         f"dtype {dtype.removeprefix('torch.')}; linear: packed {library.target} panels; "
-        f"attention: paged {library.target}; eager, no compiler at run time",
+        f"attention: paged {library.target}; no compiler at run time",
     ]
 
 
