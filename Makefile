@@ -124,8 +124,10 @@ test-rest: slow-test foreign-kernel-test install-test
 new-report: $(STAMPS)/venv
 	@mkdir -p build; rm -f $(REPORT_FILE)
 
-# $(call python_tests,which,markers)
-python_tests = HF_HUB_OFFLINE=1 $(REPORT) run "Python tests, $(1)" $(BIN)/python -m pytest -m "$(2)" $(ARGS)
+# $(call python_tests,which,markers): two files at a time, as most wait for one thread of a server
+# that starts; more would take a lot of memory
+python_tests = HF_HUB_OFFLINE=1 $(REPORT) run "Python tests, $(1)" \
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "$(2)" $(ARGS)
 # $(call op_tests,instruction sets): all but what starts processes and sets theirs
 op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$isa" \
 	$(BIN)/python -m pytest -q tests/ops --ignore=tests/ops/test_runtime.py --ignore=tests/ops/test_schemas.py; done

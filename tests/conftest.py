@@ -9,8 +9,10 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,30 @@ import torch
 from tests import report, tools
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist has temporary files, and with them reservations of CPUs and of
+    memory, of its own: it is a machine of its own to what it starts."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = tempfile.mkdtemp(prefix=f"{worker}-")
+        os.chmod(folder, 0o1777)  # like /tmp: tests run servers as other users
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes whole files, whose tests share engines, and of Ray's, which share a cluster,
+    all."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/ray_serve" if file.startswith("tests/ray_serve/") else file
+
+    return ByFile(config, log)
 
 
 def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:

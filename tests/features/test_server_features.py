@@ -182,11 +182,12 @@ def test_an_urgent_request_overtakes_those_that_wait(server: Server, client: ope
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    # Four long requests fill the batch; what comes then has to wait.
-    threads = [start(f"long {i}", 0, 40 + 10 * i) for i in range(4)]
+    # Four long requests fill the batch; what comes then has to wait, and shares the place of the
+    # first that ends.
+    threads = [start(f"long {i}", 0, 200 if i == 0 else 400) for i in range(4)]
     wait_for("vllm:num_requests_running", 4)
     for waiting, (name, priority) in enumerate([("late", 9), ("urgent", 1)], 1):
-        threads.append(start(name, priority, 8))
+        threads.append(start(name, priority, 64))
         wait_for("vllm:num_requests_waiting", waiting)
     for thread in threads:
         thread.join()
