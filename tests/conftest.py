@@ -122,9 +122,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 END_SECONDS = 180
 
 
-def pytest_sessionfinish() -> None:
-    # A process that tests have left and that this one waits for shows where, and fails the run.
-    faulthandler.dump_traceback_later(END_SECONDS, exit=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # A process that tests have left and that this one waits for shows where, and fails the run; a
+    # worker of pytest-xdist waits for the others.
+    if not hasattr(session.config, "workerinput"):
+        faulthandler.dump_traceback_later(END_SECONDS, exit=True)
     for tool, tests in _skipped.items():
         report.add("skip", tool=tool, tests=tests)
     for name, seconds in _seconds.items():
