@@ -18,19 +18,19 @@ PLATFORM = "cpu_backend.platform.CpuBackendPlatform"
 
 def register() -> str | None:
     """The platform class for this process, or None when the host should go on without it."""
-    from cpu_backend import activation, compat
+    from cpu_backend import activation, host
 
     decision = activation.decide()
     if not decision.active:
         logger.log(logging.WARNING if decision.unexpected else logging.DEBUG, decision.reason)
         return None
-    compat.prepare_process()
+    host.prepare_process()
     return PLATFORM
 
 
 def register_general() -> None:
     """Take over where ``VLLM_TARGET_DEVICE=cpu`` made the host skip platform plugins."""
-    from cpu_backend import activation, compat
+    from cpu_backend import activation, host
 
     if activation.decide().active:
-        compat.replace_in_tree_platform()
+        host.replace_in_tree_platform()

@@ -12,8 +12,11 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
+from cpu_backend import host
+from cpu_backend.host.accelerators import host_sees_accelerator
+
 # Hosts that this version was built for and is tested with: [first, end).
-HOST_WINDOW = ((0, 32), (0, 33))
+HOST_WINDOW = ((0, 32), (0, 34))
 
 
 @dataclass(frozen=True)
@@ -46,26 +49,21 @@ def host_version() -> tuple[int, int] | None:
     return None
 
 
+def _sentence(missing: tuple[str, ...]) -> str:
+    """Why a host of the right version is left alone that lacks these."""
+    others = f" ({len(missing) - 1} more differences: python -m cpu_backend.host)"
+    return (
+        f"cpu_backend steps aside: the installed vllm {missing[0]}"
+        f"{others if len(missing) > 1 else ''}, so it has been changed since this version of "
+        "cpu_backend was made: install another version of one of them."
+    )
+
+
 def torch_has_accelerator() -> bool:
     """Whether the installed torch could use a GPU at all."""
     import torch
 
     return bool(torch.version.cuda or torch.version.hip or torch.version.xpu)
-
-
-def host_sees_accelerator() -> bool:
-    """Whether one of the host's own detectors finds a device that is not a CPU."""
-    from vllm.platforms import builtin_platform_plugins
-
-    for name, detect in builtin_platform_plugins.items():
-        if name == "cpu":
-            continue
-        try:
-            if detect() is not None:
-                return True
-        except Exception:  # a detector that fails has found nothing
-            continue
-    return False
 
 
 @functools.cache
@@ -81,6 +79,8 @@ def decide() -> Decision:
             f"< {end[0]}.{end[1]}, and {found} is installed.",
             unexpected=True,
         )
+    if missing := host.check():
+        return Decision(False, _sentence(missing), unexpected=True)
     if cpu_requested(sys.argv, os.environ):
         # Processes that the host starts later have another command line.
         os.environ["CPU_BACKEND_DEVICE"] = "cpu"

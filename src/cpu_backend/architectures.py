@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from vllm.logger import init_logger
+from typing import Any
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.host import model_classes
 
-if TYPE_CHECKING:
-    from vllm.config import ModelConfig
-
-logger = init_logger("vllm.cpu_backend")
+logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
 # Those that tests/zoo found right; it fails if this list is not its own.
 COMPARED = frozenset((Path(__file__).parent / "compared.txt").read_text().split())
@@ -22,11 +20,11 @@ NOT_COMPARED = (
 )
 
 
-def check(model: ModelConfig) -> None:
+def check(model: Any) -> None:
     """Refuse a model that would answer wrongly or not at all, before its weights are read; say it
     of one that nobody has compared.
 
-    Raises ConfigError.
+    model: the host's ModelConfig.  Raises ConfigError.
     """
     missing = ""
     if model.use_mla:
@@ -50,12 +48,14 @@ def check(model: ModelConfig) -> None:
             "for their images at most: choose another model."
         )
     if not is_compared(model.architecture):
-        logger.warning_once(NOT_COMPARED, model.architecture)
+        _warn(model.architecture)
+
+
+@functools.cache  # the host makes several configurations of a model
+def _warn(architecture: str) -> None:
+    logger.warning(NOT_COMPARED, architecture)
 
 
 def is_compared(architecture: str) -> bool:
     """Whether a model of that name is among those compared, or of the same class as one."""
-    from vllm.model_executor.models import registry
-
-    _, cls = registry._VLLM_MODELS.get(architecture, ("", architecture))
-    return not COMPARED.isdisjoint((architecture, cls))
+    return not COMPARED.isdisjoint((architecture, model_classes.class_of(architecture)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import os
@@ -17,9 +16,10 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import architectures, compat, envs, ops
+from cpu_backend import architectures, envs, ops
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
+from cpu_backend.host import engine_arguments, slot_mapping
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, advise
 from cpu_backend.runtime.machines import use_network_towards
@@ -72,6 +72,10 @@ class CpuBackendPlatform(CpuPlatform):
         return ATTENTION
 
     @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """Pages stay as check_and_update_config has made them; 0.33 would make them larger."""
+
+    @classmethod
     def get_device_communicator_cls(cls) -> str:
         """The host's, with what experts under data parallelism ask for."""
         return COMMUNICATOR
@@ -89,14 +93,14 @@ class CpuBackendPlatform(CpuPlatform):
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         """The one Triton kernel that serving on the host's V1 runner calls."""
-        _replace_triton_kernel()
+        slot_mapping.register()
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
         """Give ``--device`` back to the host's command line, or, before a configuration is made,
         add this project's quantizations to the host's."""
         if parser is not None:
-            compat.add_device_argument(parser)
+            engine_arguments.add_device(parser)
         else:
             from cpu_backend.layers.quantization import at_load, gguf
 
@@ -138,10 +142,9 @@ class CpuBackendPlatform(CpuPlatform):
         _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
         if vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
-            vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_spans.py
+            vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_images.py
         _set_compilation(vllm_config)
         _set_environment(vllm_config)
-        compat.give_engine_time_to_stop()
 
 
 def _refuse_missing_features(config: VllmConfig) -> None:
@@ -173,17 +176,6 @@ def _can_import(name: str) -> bool:
     except ImportError:
         return False
     return True
-
-
-@functools.cache  # the host looks through every module, and does so again for every engine
-def _replace_triton_kernel() -> None:
-    from vllm.triton_utils.dispatcher import register_kernels
-
-    from cpu_backend.worker.slot_mapping import compute_slot_mapping
-
-    register_kernels(
-        {"vllm.v1.worker.block_table.ComputeSlotMappingKernel.kernel": compute_slot_mapping}
-    )
 
 
 def _set_block_size(config: VllmConfig) -> None:

@@ -76,6 +76,16 @@ def test_own_ops_are_named_in_one_python_file() -> None:
     assert users == ["src/cpu_backend/ops.py"]
 
 
+def test_the_host_is_imported_in_few_places() -> None:
+    """All else has to go through host/, where each name is held against the installed host's."""
+    allowed = ("host/", "worker/", "attention/", "platform.py")
+    for path, text in sources(PACKAGE, ".py"):
+        if not path.removeprefix("src/cpu_backend/").startswith(allowed):
+            found = re.search(r"^ *(from|import) vllm\b.*", text, re.MULTILINE)
+            assert not found, f"{path}: {found and found.group()}"
+            assert not re.search(r"import_module\(.vllm", text), path
+
+
 def test_environment_is_read_in_the_open() -> None:
     """Every variable of this project that the sources name is in the table of envs.py."""
     table = (PACKAGE / "envs.py").read_text()

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cpu_backend import compat
 from cpu_backend.errors import ConfigError
-from cpu_backend.serving import packages
+from cpu_backend.host import model_inspection, processor
 
 
 class Model:
@@ -27,14 +26,9 @@ class Model:
         raise ModuleNotFoundError(f"No module named {self.package!r}", name=self.package)
 
 
-@pytest.fixture(params=["_try_inspect_model_cls", "_try_load_model_cls"])
+@pytest.fixture(params=[model_inspection.inspect, model_inspection.load])
 def inspect(request: pytest.FixtureRequest) -> Any:
-    registry = SimpleNamespace(
-        _try_inspect_model_cls=lambda architecture, model: None,
-        _try_load_model_cls=lambda architecture, model: None,
-    )
-    compat.inspect_models_here(registry)
-    return getattr(registry, request.param)
+    return request.param(lambda architecture, model: None)
 
 
 def test_it_is_named_with_the_way_to_get_it(inspect: Any) -> None:
@@ -72,7 +66,5 @@ def test_a_processors_package_is_named(said: str, expected: str) -> None:
     def load(model_config: Any) -> Any:
         raise ImportError(said)
 
-    module = SimpleNamespace(cached_processor_from_config=load)
-    packages.in_processors(module)
     with pytest.raises(ConfigError, match=expected):
-        module.cached_processor_from_config(SimpleNamespace(model="folder"))
+        processor.load(load)(SimpleNamespace(model="folder"))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from vllm.envs import environment_variables
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.serving import preflight
@@ -60,11 +61,11 @@ def said(look: Callable[[], None]) -> str:
 
 
 def test_a_whole_model_passes(model: Path) -> None:
-    preflight.look(arguments(model))
+    preflight.look(arguments(model), environment_variables)
     preflight.look_for("model", str(model))
     for format_of_weights in ("dummy", "cpu_gguf"):
         (model / "model.safetensors").unlink(missing_ok=True)
-        preflight.look(arguments(model, load_format=format_of_weights))
+        preflight.look(arguments(model, load_format=format_of_weights), environment_variables)
 
 
 def _text(name: str, text: str) -> Change:
@@ -130,14 +131,16 @@ def _empty(folder: Path) -> None:
 )
 def test_what_is_wrong_with_a_folder_is_named(model: Path, change: Change, words: str) -> None:
     change(model)
-    assert words in said(lambda: preflight.look(arguments(model)))
+    assert words in said(lambda: preflight.look(arguments(model), environment_variables))
 
 
 def test_tokenizers_that_are_missing_are_named(model: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
-    assert "has no tokenizer" in said(lambda: preflight.look(arguments(model)))
-    preflight.look(arguments(model, skip_tokenizer_init=True))
+    assert "has no tokenizer" in said(
+        lambda: preflight.look(arguments(model), environment_variables)
+    )
+    preflight.look(arguments(model, skip_tokenizer_init=True), environment_variables)
 
 
 @pytest.mark.parametrize("name", ["/no/such/model", "./model", "~/no/such/model", "a/b/c"])
@@ -158,7 +161,9 @@ def test_names_that_are_not_in_the_cache_are_told_offline(monkeypatch: pytest.Mo
 
 
 def test_a_file_that_is_no_model_is_told(model: Path) -> None:
-    assert "is no model" in said(lambda: preflight.look(arguments(model / "config.json")))
+    assert "is no model" in said(
+        lambda: preflight.look(arguments(model / "config.json"), environment_variables)
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,9 @@ def test_variables_with_values_that_cannot_be_are_named(
     model: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert f"{variable}={value}" in said(lambda: preflight.look(arguments(model)))
+    assert f"{variable}={value}" in said(
+        lambda: preflight.look(arguments(model), environment_variables)
+    )
 
 
 def test_an_address_that_another_server_has_is_refused() -> None:

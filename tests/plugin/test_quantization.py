@@ -9,23 +9,25 @@ import torch
 
 from cpu_backend import platform
 from cpu_backend.errors import ConfigError
-from cpu_backend.layers import quantization
+from cpu_backend.host import quantized_kernels
 from cpu_backend.layers.quantization import packing
 from cpu_backend.layers.quantization.gptq import ChannelGroups, CpuGPTQConfig, order_of_channels
 from tests.ops.test_quant_linear import packed_stream
 
 
-def test_every_registry_of_the_host_names_this_backend_first() -> None:
+def test_every_registry_of_the_host_names_this_backend_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vllm.model_executor.kernels import linear as host
     from vllm.platforms import PlatformEnum
 
-    quantization.register_kernels()
-    quantization.register_kernels()  # every process may ask again
-    for name in ("INT8", "FP8", "FP8_BLOCK", "WFP8A16", "MXFP8", "MXFP4"):
-        kernels = getattr(host, f"_POSSIBLE_{name}_KERNELS")[PlatformEnum.CPU]
-        ours = [k for k in kernels if k.__module__.startswith("cpu_backend.")]
-        assert len(ours) == 1
-        assert kernels[0] is ours[0]
+    for name in quantized_kernels.REGISTRIES:
+        monkeypatch.setattr(host, name, {PlatformEnum.CPU: ["the host's"]})
+    quantized_kernels.register(host)
+    for name in quantized_kernels.REGISTRIES:
+        ours, *others = getattr(host, name)[PlatformEnum.CPU]
+        assert ours.__module__.startswith("cpu_backend."), name
+        assert others == ["the host's"]
     assert host._POSSIBLE_KERNELS[PlatformEnum.CPU][0].__name__ == "CpuWeightOnlyLinear"
 
 

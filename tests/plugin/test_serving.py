@@ -18,6 +18,7 @@ import pytest
 import xgrammar
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.host import health, seam
 from cpu_backend.serving import engine_start, heartbeat, requests, sentences
 from cpu_backend.serving.engine_end import how_it_ended
 
@@ -272,7 +273,8 @@ def test_the_time_of_a_step_is_that_since_it_began() -> None:
         def _handle_client_request(self) -> None:
             raise ValueError("a request fails")
 
-    heartbeat.count_time(Engine)
+    seam.replace(Engine, "_process_engine_step", health.step)
+    seam.replace(Engine, "_handle_client_request", health.handle)
     loop = Engine()
     before = time.monotonic()
     begun = loop._process_engine_step()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cpu_backend.attention.spans import Pieces, cut
-from cpu_backend.attention.whole_spans import whole
+from cpu_backend.attention.spans import Pieces, cut, whole
 
 
 def pieces(

@@ -193,10 +193,10 @@ def prepare() -> None:
     from vllm.logger import configure_logging_if_needed
     from vllm.platforms import current_platform
 
-    from cpu_backend import layers
+    from cpu_backend import host
     from cpu_backend.worker import worker  # noqa: F401
 
-    layers.register_all()
+    host.prepare_model()
     current_platform.register_triton_kernel_overrides()
     configure_logging_if_needed(LoggingConfig())
     gc.freeze()  # a child's collections would copy every page of what was imported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from vllm.utils.torch_utils import get_kv_cache_torch_dtype
 
 from cpu_backend.errors import ConfigError
 
@@ -22,6 +21,9 @@ def check(kv_cache_dtype: str) -> None:
 
 def token_bytes(kv_cache_dtype: str, model_dtype: torch.dtype, channels: int) -> int:
     """Bytes of one token and KV head: ``channels`` of key and value together, and its scales."""
+    # Not at the top: this module is imported while the host still chooses its platform.
+    from vllm.utils.torch_utils import get_kv_cache_torch_dtype
+
     element = get_kv_cache_torch_dtype(kv_cache_dtype, model_dtype).itemsize
     scales = 2 * torch.float32.itemsize if kv_cache_dtype == "int8_per_token_head" else 0
     return channels * element + scales

@@ -72,3 +72,13 @@ def _pieces(
         position = end
     if position < length:
         yield position, length, False
+
+
+def whole(computed: int, tokens: int, spans: Iterable[tuple[int, int]]) -> int:
+    """How many of the ``tokens`` after the ``computed`` ones to take, so that the step does not end
+    within one of the ``spans`` [begin, end): none, if it begins there and the rest is too long."""
+    end = computed + tokens
+    for begin, behind in spans:
+        if begin < end < behind:
+            return max(begin - computed, 0)
+    return tokens

@@ -6,9 +6,9 @@ import dis
 from typing import Any
 
 import torch
-from vllm.model_executor.layers import activation as host
 
 from cpu_backend import ops
+from cpu_backend.host.bases import activation as host
 
 
 def _gated(op: torch._ops.OpOverload, x: torch.Tensor) -> torch.Tensor:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
-from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.config import (
-    FusedMoEConfig,
-    FusedMoEQuantConfig,
-    biased_moe_quant_config,
-)
-from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
-from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
-from vllm.model_executor.layers.fused_moe.modular_kernel import ExpertTokensMetadata
-from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
-    UnquantizedMoeBackend,
-    make_unquantized_moe_kernel,
-)
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-    UnquantizedFusedMoEMethod,
-)
-from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from cpu_backend import ops
+from cpu_backend.host.bases import (
+    CPUUnquantizedExperts,
+    ExpertTokensMetadata,
+    FusedMoEConfig,
+    FusedMoEMethodBase,
+    FusedMoEQuantConfig,
+    MoEActivation,
+    QuantKey,
+    RoutedExperts,
+    UnquantizedFusedMoEMethod,
+    UnquantizedMoeBackend,
+    biased_moe_quant_config,
+    make_unquantized_moe_kernel,
+)
 from cpu_backend.layers.quantization.packing import naming
 
 # The host's activations and the op's.
@@ -181,75 +174,3 @@ class UnquantizedExpertsMethod(ExpertsMethod):
         """As loaded."""
         weight = getattr(layer, f"{name}_weight").detach()[expert]
         return ops.PackedLinear(weight, parts=2 if name == "w13" else 1)
-
-
-def instead_of_the_hosts(
-    choose: Callable[..., FusedMoEMethodBase], mixins: dict[type, type]
-) -> Callable[..., FusedMoEMethodBase]:
-    """``RoutedExperts._get_quant_method`` that gives the host's methods their mixins."""
-    ours = {host: type(mixin.__name__, (mixin, host), {}) for host, mixin in mixins.items()}
-
-    def get_quant_method(self: RoutedExperts, *args: Any, **kwargs: Any) -> FusedMoEMethodBase:
-        method = choose(self, *args, **kwargs)
-        method.__class__ = ours.get(type(method), type(method))
-        return method
-
-    return get_quant_method
-
-
-def cpu_experts_first(classes_of: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``backend_to_kernel_cls`` of the host's oracles, whose own classes for CPUs ask for an
-    instruction set each.
-    """
-
-    def backend_to_kernel_cls(backend: Any) -> list[type]:
-        return [CpuExperts] if "CPU" in backend.name else list(classes_of(backend))
-
-    return backend_to_kernel_cls
-
-
-def every_score_in_groups(init: Callable[..., None]) -> Callable[..., None]:
-    """A ``CPURouter.__init__`` whose correction bias and sigmoid scores count in every router.
-
-    The host heeds them only where experts are chosen in groups; without groups they are one group.
-    """
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        init(self, *args, **kwargs)
-        if self.custom_routing_function is not None or self.use_grouped_topk:
-            return
-        corrected = self.e_score_correction_bias is not None
-        if self.scoring_func == "sigmoid" or (self.scoring_func == "softmax" and corrected):
-            self.use_grouped_topk, self.num_expert_group, self.topk_group = True, 1, 1
-
-    return __init__
-
-
-Weights = Iterable[tuple[str, torch.Tensor]]
-
-
-def and_the_correction_bias(
-    load_weights: Callable[[RoutedExperts, Weights], Iterable[str]],
-) -> Callable[[RoutedExperts, Weights], Iterator[str]]:
-    """A ``RoutedExperts.load_weights`` that loads the router's correction bias too, where the
-    checkpoint has it among the experts (Laguna).
-
-    The host passes over every name that is no expert's, and the bias would stay zero.
-    """
-    bias_name = "e_score_correction_bias"
-
-    def load(self: RoutedExperts, weights: Weights) -> Iterator[str]:
-        loaded = []
-
-        def of_experts() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, weight in weights:
-                if name == bias_name and self.e_score_correction_bias is not None:
-                    default_weight_loader(self.e_score_correction_bias, weight)
-                    loaded.append(name)
-                else:
-                    yield name, weight
-
-        yield from load_weights(self, of_experts())
-        yield from loaded
-
-    return load

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import torch
-from vllm.config import get_current_vllm_config_or_none
-from vllm.model_executor.layers import utils as host
-from vllm.model_executor.layers.linear import MergedColumnParallelLinear
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
 
 from cpu_backend import ops
+from cpu_backend.host.bases import (
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+    get_current_vllm_config_or_none,
+)
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 
-_host_dispatch = host.dispatch_cpu_unquantized_gemm
 
+def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> bool:
+    """Give ``layer`` a packed weight and a ``cpu_linear(x, weight, bias)``, as the host's
+    ``dispatch_cpu_unquantized_gemm`` does.
 
-def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """Give ``layer`` a packed weight and a ``cpu_linear(x, weight, bias)``; see the host's
-    ``dispatch_cpu_unquantized_gemm``, which this replaces.
-
-    weight [out_features, in_features]; with ``remove_weight`` the original is freed.  Convolution
-    and expert weights (not matrices) stay with the host.
+    weight [out_features, in_features]; with ``remove_weight`` the original is freed.  False for
+    what stays with the host: weights of convolutions and experts, which are no matrices.
     """
     weight = layer.weight
     if weight.is_meta or weight.dim() != 2 or weight.dtype not in SUPPORTED:
-        _host_dispatch(layer, remove_weight)
-    elif isinstance(layer, VocabParallelEmbedding):
+        return False
+    if isinstance(layer, VocabParallelEmbedding):
         _pack_vocabulary(layer)
     else:
         layer.cpu_linear = ops.PackedLinear(
@@ -36,6 +33,7 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> None:
         )
         if remove_weight:
             _free_weight(layer)
+    return True
 
 
 def pack_plain(model: torch.nn.Module) -> None:

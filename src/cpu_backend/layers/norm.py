@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from vllm.model_executor.layers.layernorm import RMSNorm
+
+from cpu_backend.host.bases import RMSNorm
 
 
 class CpuRMSNorm(RMSNorm):

@@ -7,45 +7,32 @@ loads a weight that is not quantized, its shape in the file is held against the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.model_executor.layers import linear
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-    UnquantizedFusedMoEMethod,
-)
 
 from cpu_backend.errors import ConfigError
-
-Load = Callable[..., Any]
-LINEAR = (
-    linear.ColumnParallelLinear,
-    linear.MergedColumnParallelLinear,
-    linear.QKVParallelLinear,
-    linear.RowParallelLinear,
+from cpu_backend.host.bases import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    UnquantizedFusedMoEMethod,
+    UnquantizedLinearMethod,
 )
 
-
-def require() -> None:
-    """From now on, for the layers that the host will make."""
-    for cls in LINEAR:
-        for name in {"weight_loader", "weight_loader_v2"} & vars(cls).keys():
-            setattr(cls, name, _into_linear(getattr(cls, name)))
-    RoutedExperts.weight_loader = _into_experts(RoutedExperts.weight_loader)
+Load = Callable[..., Any]
 
 
-def _into_linear(load: Load) -> Load:
-    @functools.wraps(load)
+def into_linear(load: Load) -> Load:
+    """A loader of linear layers that compares first."""
+
     def weight_loader(
         self: Any,
         param: torch.nn.Parameter,
         loaded_weight: torch.Tensor,
         loaded_shard_id: Any = None,
     ) -> Any:
-        unquantized = isinstance(self.quant_method, linear.UnquantizedLinearMethod)
+        unquantized = isinstance(self.quant_method, UnquantizedLinearMethod)
         if unquantized and not getattr(param, "is_sharded_weight", False):
             size = _out_features(self, loaded_shard_id)
             if size is not None:
@@ -60,14 +47,14 @@ def _into_linear(load: Load) -> Load:
 def _out_features(layer: Any, shard: Any) -> int | None:
     """Of the whole layer, on all ranks, or of a shard of it, or of several; None if not known."""
     sizes: dict[Any, int]
-    if isinstance(layer, linear.QKVParallelLinear):
+    if isinstance(layer, QKVParallelLinear):
         keys = layer.total_num_kv_heads
         sizes = {
             "q": layer.total_num_heads * layer.head_size,
             "k": keys * layer.head_size,
             "v": keys * layer.v_head_size,
         }
-    elif isinstance(layer, linear.MergedColumnParallelLinear):
+    elif isinstance(layer, MergedColumnParallelLinear):
         sizes = dict(enumerate(layer.output_sizes))
     else:
         return int(layer.output_size)
@@ -75,8 +62,9 @@ def _out_features(layer: Any, shard: Any) -> int | None:
     return sum(sizes[s] for s in shards) if sizes.keys() >= set(shards) else None
 
 
-def _into_experts(load: Load) -> Load:
-    @functools.wraps(load)
+def into_experts(load: Load) -> Load:
+    """The same of experts."""
+
     def weight_loader(
         self: Any,
         param: torch.nn.Parameter,

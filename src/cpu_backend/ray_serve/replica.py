@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import types
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,23 +55,9 @@ class Replica:
 
     async def _start(self, settings: Settings) -> tuple[Any, Any]:
         # Not before the node is chosen: importing the host reads the environment.
-        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-        from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
-        from vllm.entrypoints.launchers.app import build_app
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from cpu_backend.host import application
 
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args(settings.command_line())
-        args.model = args.model_tag or args.model
-        validate_parsed_serve_args(args)
-        engine = await self._stack.enter_async_context(build_async_engine_client(args))
-        tasks = await engine.get_supported_tasks()
-        app = build_app(args, tasks, engine.model_config)
-        await init_app_state(engine, app.state, args, tasks)
-        # Where the host's error handler tells its own HTTP server to stop; there is none here.
-        app.state.server = types.SimpleNamespace()
-        await self._stack.enter_async_context(app.router.lifespan_context(app))
-        return app, engine
+        return await application.start(self._stack, settings.command_line())
 
     async def _end_with_engine(self) -> None:
         """A replica without its engine ends at once: whatever it was asked is tried elsewhere, and

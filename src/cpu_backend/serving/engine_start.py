@@ -8,15 +8,12 @@ the server raises that sentence.
 from __future__ import annotations
 
 import contextlib
-import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
-from cpu_backend.serving import engine_calls, heartbeat
 from cpu_backend.serving.engine_end import how_it_ended
 from cpu_backend.serving.sentences import sentence, usual_kinds
 
@@ -43,64 +40,28 @@ def take(server: str) -> str:
     return said
 
 
-def end_with_a_sentence(owner: Any, then: Any = None) -> None:
-    """A constructor of the host that runs in a process of the engine: what makes it fail is left
-    for the server.  ``then(self)`` runs when it has succeeded."""
-    original = owner.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, vllm_config, *args, **kwargs)
-        except Exception as error:
-            server = vllm_config.instance_id
-            is_usual = isinstance(error, (ConfigError, *usual_kinds()))
-            # An engine whose rank has left a sentence fails for that reason, whatever it says.
-            if envs.wants_traceback() or not (is_usual or _note(server).exists()):
-                raise
-            leave(server, sentence(error) + ("" if isinstance(error, ConfigError) else HINT))
-            raise SystemExit(1) from None
-        if then is not None:
-            then(self)
-
-    owner.__init__ = init
-
-
-def in_engine(module: Any) -> None:
-    """vllm.v1.engine.core: the engine tells why it does not start, and that it lives."""
-    end_with_a_sentence(module.EngineCoreProc, heartbeat.answer)
-    heartbeat.count_time(module.EngineCoreProc)
-    engine_calls.check_results(module.EngineCoreProc)
-    engine_calls.check_steps(module.EngineCore)
-
-
-def in_rank(module: Any) -> None:
-    """vllm.v1.executor.multiproc_executor: each rank tells why it does not start."""
-    end_with_a_sentence(module.WorkerProc)
-
-
-def in_server(module: Any) -> None:
-    """vllm.v1.engine.utils: the server passes on what its engines told."""
-    original = module.launch_core_engines
-
-    @contextlib.contextmanager
-    def launch_core_engines(vllm_config: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        launched = None
-        try:
-            with original(vllm_config, *args, **kwargs) as launched:
-                yield launched
-        except Exception:
-            said = take(vllm_config.instance_id) or _killed(launched)
-            if said and not envs.wants_traceback():
-                raise ConfigError(said) from None
+@contextlib.contextmanager
+def left_for(server: str) -> Iterator[None]:
+    """Around what an engine or a rank does to start: what makes it fail is left for the server."""
+    try:
+        yield
+    except Exception as error:
+        is_usual = isinstance(error, (ConfigError, *usual_kinds()))
+        # An engine whose rank has left a sentence fails for that reason, whatever it says.
+        if envs.wants_traceback() or not (is_usual or _note(server).exists()):
             raise
+        leave(server, sentence(error) + ("" if isinstance(error, ConfigError) else HINT))
+        raise SystemExit(1) from None
 
-    module.launch_core_engines = launch_core_engines
 
-
-def _killed(launched: Any) -> str:
-    """How an engine ended that could not say anything itself."""
-    manager = getattr(launched, "engine_manager", None)
-    finished: dict[str, int] = manager.finished_procs() if manager is not None else {}
-    codes = [code for code in finished.values() if code < 0]
-    return how_it_ended(codes[0]) if codes else ""
+@contextlib.contextmanager
+def taken_from(server: str, exit_codes: Callable[[], list[int]]) -> Iterator[None]:
+    """Around what the server does to start its engines: raises ConfigError with what they left, or
+    with how one was killed that could not say anything itself."""
+    try:
+        yield
+    except Exception:
+        said = take(server) or next((how_it_ended(c) for c in exit_codes() if c < 0), "")
+        if said and not envs.wants_traceback():
+            raise ConfigError(said) from None
+        raise

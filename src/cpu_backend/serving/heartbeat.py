@@ -13,21 +13,13 @@ the address at which the engine takes requests, which both sides know; they end 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
-import inspect
-import logging
 import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-from cpu_backend import envs
-
-logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
 ANSWER = struct.Struct("<d")  # seconds
 PATIENCE_SECONDS = 1.0  # of one question: a machine under load may take so long to run a thread
@@ -61,39 +53,6 @@ class Answerer:
                     asked.sendto(ANSWER.pack(self._busy()), socket.MSG_DONTWAIT, sender)
                 except OSError:
                     continue  # whoever asked has left
-
-
-def answer(engine: Any) -> None:
-    """Let the host's engine ``engine`` answer from now on."""
-    engine._busy_since = None
-
-    def busy() -> float:
-        since = engine._busy_since
-        return 0.0 if since is None else time.monotonic() - since
-
-    names = [name(address, engine.engine_index) for address in engine.addresses.inputs]
-    try:
-        engine._answerer = Answerer(names, busy)
-    except OSError as error:
-        logger.warning("cpu_backend: /health cannot tell whether the engine hangs: %s.", error)
-
-
-def count_time(owner: Any) -> None:
-    """EngineCoreProc: note when its loop has begun what it does now."""
-    for method in ("_process_engine_step", "_handle_client_request"):
-        setattr(owner, method, _timed(getattr(owner, method)))
-
-
-def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._busy_since = time.monotonic()
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self._busy_since = None
-
-    return timed
 
 
 # ---- in the server's process ---------------------------------------------------------------------
@@ -141,42 +100,3 @@ class Asker:
             except TimeoutError:
                 return None
         return float(ANSWER.unpack(said)[0])
-
-
-def ask_before_health(module: Any) -> None:
-    """vllm.v1.engine.async_llm: an engine that hangs is not healthy (``/health`` answers 503)."""
-    original = module.AsyncLLM.check_health
-
-    async def check_health(self: Any) -> None:
-        await original(self)
-        asker = _asker(self)
-        said = await asker.hang() if asker is not None else ""
-        if said != getattr(self, "_hang", ""):
-            logger.error("cpu_backend: %s", said or "The engine answers again.")
-        self._hang = said
-        if said:
-            raise module.EngineDeadError()
-
-    module.AsyncLLM.check_health = check_health
-
-
-def _asker(client: Any) -> Asker | None:
-    """The one that belongs to the host's AsyncLLM, made when it is first needed."""
-    if not hasattr(client, "_asker"):
-        core = client.engine_core
-        address = getattr(core, "requests_from", None)
-        engines = getattr(core, "engine_ranks_managed", [])
-        client._asker = address and Asker(
-            [name(address, i) for i in engines], envs.health_seconds()
-        )
-    asker: Asker | None = client._asker
-    return asker
-
-
-def remember_address(client: Any, bound: inspect.BoundArguments) -> None:
-    """AsyncMPClient, constructed with the arguments ``bound``: the address from which it sends
-    requests, as its engines name it."""
-    import zmq
-
-    given = (bound.arguments.get("client_addresses") or {}).get("input_address")
-    client.requests_from = given or client.input_socket.getsockopt(zmq.LAST_ENDPOINT).decode()

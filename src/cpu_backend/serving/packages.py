@@ -6,9 +6,10 @@ A model's class may import one, and so may the processor that cuts its images an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cpu_backend.errors import ConfigError
@@ -53,22 +54,17 @@ def in_classes(attempt: Callable[[str, Any], Any], method: str) -> Callable[[str
     return look
 
 
-def in_processors(module: Any) -> None:
-    """vllm.multimodal.processing.context: what loads a model's processor."""
-    original = module.cached_processor_from_config
-
-    @functools.wraps(original)
-    def load(model_config: Any, *args: Any, **kwargs: Any) -> Any:
-        before = f"The processor of '{model_config.model}' cannot be loaded ("
-        after = "): download it again, or choose another model."
-        with told(around=(before, after)):
-            try:
-                return original(model_config, *args, **kwargs)
-            except ImportError as error:
-                said = sentence(error)
-                for pattern in NEEDS:
-                    if found := re.search(pattern, said):
-                        raise missing(found["who"], found["package"].lower()) from error
-                raise
-
-    module.cached_processor_from_config = load
+@contextlib.contextmanager
+def of_processors(model: str) -> Iterator[None]:
+    """Around what loads a model's processor: ConfigError for whatever it raises."""
+    before = f"The processor of '{model}' cannot be loaded ("
+    after = "): download it again, or choose another model."
+    with told(around=(before, after)):
+        try:
+            yield
+        except ImportError as error:
+            said = sentence(error)
+            for pattern in NEEDS:
+                if found := re.search(pattern, said):
+                    raise missing(found["who"], found["package"].lower()) from error
+            raise

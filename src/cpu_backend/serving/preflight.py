@@ -30,10 +30,11 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 POINTER = b"version https://git-lfs"
 
 
-def look(arguments: Any) -> None:
-    """Raise ConfigError for the first thing that cannot work with these engine arguments."""
-    for check in CHECKS:
-        if said := check(arguments):
+def look(arguments: Any, variables: dict[str, Callable[[], Any]]) -> None:
+    """Raise ConfigError for the first thing that cannot work with these engine arguments, or with
+    the host's environment ``variables`` and how it reads each."""
+    for said in (environment(variables), *(check(arguments) for check in CHECKS)):
+        if said:
             raise ConfigError(said)
 
 
@@ -50,13 +51,11 @@ def look_for(kind: str, name: str | None, revision: str | None = None) -> None:
 # ---- settings ------------------------------------------------------------------------------------
 
 
-def environment(arguments: Any) -> str | None:
+def environment(variables: dict[str, Callable[[], Any]]) -> str | None:
     """Variables of the host that it would read later, and fail."""
-    from vllm import envs as host
-
-    for name in sorted(host.environment_variables.keys() & os.environ.keys()):
+    for name in sorted(variables.keys() & os.environ.keys()):
         try:
-            host.environment_variables[name]()
+            variables[name]()
         except (ValueError, TypeError) as error:
             return f"{name}={os.environ[name]} cannot be used: {str(error).rstrip('.')}."
     envs.health_seconds()
@@ -203,7 +202,7 @@ def damage(path: Path) -> str | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (environment, folder, configuration, tokenizer, weights)
+CHECKS: tuple[Check, ...] = (folder, configuration, tokenizer, weights)
 
 
 # ---- the address ---------------------------------------------------------------------------------

@@ -6,11 +6,9 @@ compiles each constraint with the library that has accepted it.
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 # A lone half of a pair, escaped or in bytes; whole pairs are found too and looked at closely.
@@ -25,22 +23,6 @@ ALL_CHARACTERS = 0x110000
 
 
 # ---- bodies --------------------------------------------------------------------------------------
-
-
-def look_at_bodies(module: Any) -> None:
-    """vllm.entrypoints.serve.utils.api_utils: what its endpoints ask of every body in JSON."""
-    from vllm.exceptions import VLLMValidationError
-
-    original = module.validate_json_request
-
-    @functools.wraps(original)
-    async def validate_json_request(raw_request: Any) -> None:
-        await original(raw_request)
-        if said := odd(await raw_request.body(), await raw_request.json()):
-            raise VLLMValidationError(said)
-
-    validate_json_request.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-    module.validate_json_request = validate_json_request
 
 
 def odd(raw: bytes, body: Any) -> str:
@@ -63,31 +45,13 @@ def odd(raw: bytes, body: Any) -> str:
 # ---- constraints on the output -------------------------------------------------------------------
 
 
-def look_at_constraints(module: Any) -> None:
-    """vllm.sampling_params: a constraint must compile, and allow an answer that ends."""
-    cls = module.SamplingParams
-    original = cls._validate_structured_outputs
+def unanswerable(constraint: Any, is_lark: Callable[[str], bool]) -> str:
+    """What is wrong with a constraint that compiles; empty if an answer can fit it.
 
-    def validate(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            original(self, *args, **kwargs)
-        except module.VLLMValidationError:
-            raise
-        except Exception as error:
-            raise module.VLLMValidationError(
-                f"The constraint on the output cannot be used: {' '.join(str(error).split())}"
-            ) from error
-        constraint = self.structured_outputs
-        if constraint is not None and (said := unanswerable(constraint)):
-            raise module.VLLMValidationError(said)
-
-    cls._validate_structured_outputs = validate
-
-
-def unanswerable(constraint: Any) -> str:
-    """What is wrong with a constraint that compiles; empty if an answer can fit it."""
+    ``is_lark`` tells the grammars of Lark's syntax, as the host does.
+    """
     if constraint._backend == "xgrammar":
-        grammar = _grammar(constraint)
+        grammar = _grammar(constraint, is_lark)
         if grammar is not None and not is_productive(grammar):
             return (
                 "The constraint on the output allows no answer: every text that it describes is "
@@ -101,10 +65,9 @@ def unanswerable(constraint: Any) -> str:
     return ""
 
 
-def _grammar(constraint: Any) -> str | None:
+def _grammar(constraint: Any, is_lark: Callable[[str], bool]) -> str | None:
     """The constraint as xgrammar's grammar in JSON; None for kinds that always have an answer."""
     import xgrammar
-    from vllm.v1.structured_output.utils import grammar_is_likely_lark
 
     if constraint.regex is not None:
         return str(xgrammar.Grammar.from_regex(constraint.regex).serialize_json())
@@ -113,7 +76,7 @@ def _grammar(constraint: Any) -> str | None:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         return str(xgrammar.Grammar.from_json_schema(text).serialize_json())
     if constraint.grammar is not None:
-        lark = grammar_is_likely_lark(constraint.grammar)
+        lark = is_lark(constraint.grammar)
         read = xgrammar.Grammar.from_lark if lark else xgrammar.Grammar.from_ebnf
         return str(read(constraint.grammar).serialize_json())
     return None
@@ -158,29 +121,3 @@ def _has_character(negated: bool, ranges: list[int]) -> bool:
             return True
         end = max(end, last + 1)
     return end < ALL_CHARACTERS
-
-
-# ---- in the engine -------------------------------------------------------------------------------
-
-
-def compile_as_accepted(module: Any) -> None:
-    """vllm.v1.structured_output: each constraint goes to the library that has accepted it.
-
-    The host gives all to the library of the first, where those that only another one reads fail.
-    """
-    cls = module.StructuredOutputManager
-    original = cls.grammar_init
-
-    def grammar_init(self: Any, request: Any) -> None:
-        if request.structured_output_request is None:
-            return
-        kind = request.sampling_params.structured_outputs._backend
-        managers = self.__dict__.setdefault("_manager_of", {})
-        if kind not in managers:
-            managers[kind] = copy.copy(self)
-            managers[kind].backend = None
-        original(managers[kind], request)
-        # Masks, of one form in all libraries, are made by the first; each grammar fills its own.
-        self.backend = self.backend or managers[kind].backend
-
-    cls.grammar_init = grammar_init

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from vllm.config import CompilationMode
-from vllm.distributed import get_tp_group
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner

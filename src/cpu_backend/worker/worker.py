@@ -19,7 +19,7 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from cpu_backend import compat, info, layers, ops
+from cpu_backend import host, info, ops
 from cpu_backend.layers import linear
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
@@ -44,7 +44,7 @@ class CPUWorker(Worker):
         self.device = torch.device("cpu")
         self.library = ops.load()
         self.binding = self._bind()
-        layers.register_all()
+        host.prepare_model()
         os.environ["VLLM_DIST_IDENT"] = _group_identity(self.distributed_init_method)
         init_worker_distributed_environment(
             self.vllm_config,
@@ -69,7 +69,6 @@ class CPUWorker(Worker):
             ops.bind_threads(plan.cpus)
         else:
             ops.set_num_threads(plan.num_threads)
-        compat.keep_thread_count()
         outcome = ""
         if plan.memory_node is not None:
             outcome = ops.bind_memory((plan.memory_node,))

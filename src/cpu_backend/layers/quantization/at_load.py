@@ -21,19 +21,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-    UnquantizedFusedMoEMethod,
-)
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    UnquantizedEmbeddingMethod,
-)
 
+from cpu_backend.host.bases import (
+    FusedMoEConfig,
+    LinearBase,
+    ParallelLMHead,
+    QuantizeMethodBase,
+    RoutedExperts,
+    UnquantizedEmbeddingMethod,
+    UnquantizedFusedMoEMethod,
+    UnquantizedLinearMethod,
+    register_quantization_config,
+)
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import OwnConfig, weight_only_activations
 from cpu_backend.ops import (

@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+
+from cpu_backend.host.bases import (
+    RoutedExperts,
     UnquantizedFusedMoEMethod,
+    is_layer_skipped,
+    register_weight_loader_v2_supported_method,
 )
-from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
-from vllm.model_executor.layers.quantization.auto_awq import (
+from cpu_backend.host.quantized_bases import (
     AutoAWQConfig,
     AutoAWQMarlinLinearMethod,
     AutoAWQMoEMethod,
 )
-from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
-
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
     Matrix,
@@ -30,7 +30,7 @@ from cpu_backend.layers.quantization.packing import (
 from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
 
 if TYPE_CHECKING:
-    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from cpu_backend.host.bases import QuantizeMethodBase
 
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of each of the eight columns in a word
 

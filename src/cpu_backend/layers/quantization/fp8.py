@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from vllm.model_executor.kernels.linear.mxfp4.base import (
-    MxFp4LinearKernel,
-    MxFp4LinearLayerConfig,
-)
-from vllm.model_executor.kernels.linear.mxfp8 import Mxfp8LinearKernel, Mxfp8LinearLayerConfig
-from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+
+from cpu_backend.host.bases import RoutedExperts
+from cpu_backend.host.quantized_bases import (
     FP8ScaledMMLinearKernel,
     FP8ScaledMMLinearLayerConfig,
+    MxFp4LinearKernel,
+    MxFp4LinearLayerConfig,
+    Mxfp8LinearKernel,
+    Mxfp8LinearLayerConfig,
 )
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
     Matrix,

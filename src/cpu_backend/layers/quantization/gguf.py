@@ -15,34 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import ModelConfig
-from vllm.config.load import LoadConfig
-from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-    UnquantizedFusedMoEMethod,
-)
-from vllm.model_executor.layers.linear import (
-    LinearBase,
-    LinearMethodBase,
-    UnquantizedLinearMethod,
-    register_weight_loader_v2_supported_method,
-)
-from vllm.model_executor.layers.quantization import register_quantization_config
-from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import (
-    ParallelLMHead,
-    VocabParallelEmbedding,
-)
-from vllm.model_executor.model_loader import register_model_loader
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-from vllm.model_executor.parameter import BasevLLMParameter
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint, Entry
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
+from cpu_backend.host.bases import (
+    BasevLLMParameter,
+    DefaultModelLoader,
+    FusedMoEConfig,
+    LinearBase,
+    LinearMethodBase,
+    LoadConfig,
+    ModelConfig,
+    ParallelLMHead,
+    QuantizeMethodBase,
+    RoutedExperts,
+    UnquantizedFusedMoEMethod,
+    UnquantizedLinearMethod,
+    VocabParallelEmbedding,
+    register_model_loader,
+    register_quantization_config,
+    register_weight_loader_v2_supported_method,
+)
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import OwnConfig, naming, weight_only_activations
 from cpu_backend.ops import Codes, GroupScales, PackedLinear, QuantizedLinear

@@ -10,27 +10,26 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.linear import (
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.host.bases import (
     LinearMethodBase,
+    RoutedExperts,
     register_weight_loader_v2_supported_method,
 )
-from vllm.model_executor.layers.quantization.auto_gptq import (
+from cpu_backend.host.quantized_bases import (
     AutoGPTQConfig,
     AutoGPTQMoEMethod,
-    get_moe_quant_method,
-)
-from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
-from vllm.model_executor.parameter import (
     ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
     PackedColumnParameter,
     PackedvLLMParameter,
     RowvLLMParameter,
+    ScalarType,
+    get_linear_quant_method,
+    get_moe_quant_method,
+    scalar_types,
 )
-from vllm.scalar_type import ScalarType, scalar_types
-
-from cpu_backend.errors import ConfigError
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
     Matrix,
@@ -42,8 +41,8 @@ from cpu_backend.layers.quantization.packing import (
 from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
 
 if TYPE_CHECKING:
-    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-    from vllm.model_executor.models.utils import WeightsMapper
+    from cpu_backend.host.bases import QuantizeMethodBase
+    from cpu_backend.host.quantized_bases import WeightsMapper
 
 BITS = (2, 3, 4, 8)
 
@@ -95,7 +94,7 @@ class CpuGPTQConfig(AutoGPTQConfig):
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
         """The host drops the order of channels, which it does not need."""
-        from vllm.model_executor.models.utils import WeightsMapper
+        from cpu_backend.host.quantized_bases import WeightsMapper
 
         if self.desc_act or any(rule.get("desc_act") for rule in self.dynamic.values()):
             return WeightsMapper()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import torch
-from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
-    Int8ScaledMMLinearKernel,
-    Int8ScaledMMLinearLayerConfig,
-)
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+from cpu_backend.host.bases import RoutedExperts
+from cpu_backend.host.quantized_bases import Int8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import Matrix, PackedKernel, naming, pack
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
+from cpu_backend.host.bases import QuantizationConfig, VocabParallelEmbedding
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 
 

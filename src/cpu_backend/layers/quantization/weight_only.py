@@ -7,13 +7,14 @@ this way, and any other the host brings into one of these forms.
 from __future__ import annotations
 
 import torch
-from vllm.model_executor.kernels.linear.mixed_precision.MPLinearKernel import (
+
+from cpu_backend.host.bases import RoutedExperts
+from cpu_backend.host.quantized_bases import (
     MPLinearKernel,
     MPLinearLayerConfig,
+    ScalarType,
+    scalar_types,
 )
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.scalar_type import ScalarType, scalar_types
-
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
     Matrix,

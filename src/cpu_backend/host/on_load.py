@@ -8,19 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_asked_for: set[tuple[str, Callable[[Any], None]]] = set()
-
 
 def when_loaded(name: str, action: Callable[[Any], None]) -> None:
-    """Run ``action(module)`` on the module ``name``, now or when it will have been imported; once,
-    however often it is asked for."""
-    if (name, action) in _asked_for:
-        return
-    _asked_for.add((name, action))
+    """Run ``action(module)`` on the module ``name``, now or when it will have been imported."""
     if _is_loaded(name):
         action(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _PatchOnLoad(name, action))
+        sys.meta_path.insert(0, _ActOnLoad(name, action))
 
 
 def _is_loaded(name: str) -> bool:
@@ -29,7 +23,7 @@ def _is_loaded(name: str) -> bool:
     return spec is not None and not getattr(spec, "_initializing", False)
 
 
-class _PatchOnLoad(importlib.abc.MetaPathFinder):
+class _ActOnLoad(importlib.abc.MetaPathFinder):
     """Runs ``action(module)`` right after ``name`` has been executed; where that had begun before,
     at the next import of any module, so before others take the names that are to change."""
 
@@ -48,9 +42,9 @@ class _PatchOnLoad(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_patch(module: Any) -> None:
+            def execute_and_act(module: Any) -> None:
                 execute(module)
                 self._action(module)
 
-            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec

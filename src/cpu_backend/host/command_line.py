@@ -1,0 +1,36 @@
+"""Wrong arguments of the command line in one sentence.
+
+What: errors of ``validate_parsed_serve_args`` become sentences.
+Why: the host shows a traceback.
+Since: 0.32
+Until: never: manners, not a defect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_backend.host.seam import load, patch
+from cpu_backend.serving import sentences
+
+CLI_ARGS = (
+    "vllm.entrypoints.launchers.cli_args",  # 0.32
+    "vllm.entrypoints.common.cli_args",
+)
+
+
+@patch(CLI_ARGS, "validate_parsed_serve_args(args)")
+def validate(original: Any) -> Any:
+    """In a sentence."""
+    return sentences.told(*sentences.ARGUMENTS)(original)
+
+
+def parse(command_line: list[str]) -> Any:
+    """The arguments of ``vllm serve`` for these words, checked."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    module = load(CLI_ARGS)
+    args = module.make_arg_parser(FlexibleArgumentParser()).parse_args(command_line)
+    args.model = args.model_tag or args.model
+    module.validate_parsed_serve_args(args)
+    return args

@@ -1,0 +1,101 @@
+"""How a running engine ended: the server says it, and fails with it.
+
+What: the thread that waits for engines notes how the first one ended; requests, and the server when
+    it exits, fail with that sentence.  An engine that was asked to stop has not died.
+Why: the host exits with 0 when its engine was killed, and logs an EngineDeadError with its
+    traceback at most stops and for every request that waits.
+Since: 0.32
+Until: it fails with its engine and logs no death at a stop.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from multiprocessing import connection
+from typing import Any
+
+from cpu_backend import envs
+from cpu_backend.errors import EngineEndedError
+from cpu_backend.host.seam import change, patch
+from cpu_backend.serving.engine_end import how_it_ended
+
+POLL_SECONDS = 1.0  # the host's own monitor looks as often whether it should stop
+
+
+@patch("vllm.v1.engine.utils", "CoreEngineProcManager.monitor_engine_liveness(self)")
+def watch(original: Any) -> Any:
+    """Kept as ``ended`` of the manager."""
+
+    def monitor(self: Any) -> None:
+        sentinels = {process.sentinel: process for process in self.processes}
+        while sentinels and not self.manager_stopped.is_set():
+            if died := connection.wait(list(sentinels), timeout=POLL_SECONDS):
+                process = sentinels[died[0]]
+                process.join(POLL_SECONDS)  # it closes its files a moment before it has ended
+                if process.exitcode and not self.manager_stopped.is_set():
+                    self.ended = how_it_ended(process.exitcode)
+                    _tell_requests(self.ended)
+                break
+        original(self)
+
+    return monitor
+
+
+def _tell_requests(said: str) -> None:
+    """Requests that wait for the engine fail with the sentence."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    original = EngineDeadError.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.args = (said,)
+
+    EngineDeadError.__init__ = init
+
+
+@patch("vllm.entrypoints.launchers.launcher", "serve_http(app, ...)")
+def serve(original: Any) -> Any:
+    """A server whose engine has ended by itself fails."""
+
+    async def serve_http(app: Any, *args: Any, **kwargs: Any) -> Any:
+        client = app.state.engine_client  # gone when the server has shut down
+        rest = await original(app, *args, **kwargs)
+        if client is not None and client.errored and not getattr(client, "_was_stopped", False):
+            await rest
+            raise EngineEndedError(_how(client))
+        return rest
+
+    return serve_http
+
+
+def _how(client: Any) -> str:
+    manager = getattr(client.engine_core.resources, "engine_manager", None)
+    return getattr(manager, "ended", "The engine ended: the log above says why.")
+
+
+@patch("vllm.v1.engine.async_llm", "AsyncLLM.shutdown(self, ...)")
+def stop(original: Any) -> Any:
+    """Note that the server was asked to."""
+
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._was_stopped = True
+        original(self, *args, **kwargs)
+
+    return shutdown
+
+
+@change("vllm.v1.engine.async_llm", "AsyncLLM")
+def log_no_death(_: Any) -> None:
+    """Its tracebacks say nothing that the server's last sentence does not."""
+    for handler in logging.getLogger("vllm").handlers:
+        handler.addFilter(_is_no_dead_engine)
+
+
+def _is_no_dead_engine(record: logging.LogRecord) -> bool:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    error = record.exc_info[1] if record.exc_info else None
+    return envs.wants_traceback() or not isinstance(error, EngineDeadError)

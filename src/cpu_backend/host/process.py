@@ -1,0 +1,37 @@
+"""What must stand in a process before the host imports its Triton layer.
+
+What: the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0), engines that are forked, and no empty
+    CUDA_VISIBLE_DEVICES; memory and signals of the server kept apart from those of its forks.
+Why: the V2 runner is written in Triton.  The host spawns engines for the sake of CUDA, so each
+    imports everything again, half of the time to the first token.  An empty CUDA_VISIBLE_DEVICES
+    makes the host believe that Triton works.
+Since: 0.32
+Until: the V2 runner computes without Triton; a platform chooses the start method; the host asks
+    the driver for GPUs.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+
+from cpu_backend import envs
+from cpu_backend.serving import sentences
+
+
+def prepare() -> None:
+    """Once per process; what the user has set stays, except for an empty CUDA_VISIBLE_DEVICES."""
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+    # Nothing here starts threads before the fork (see platform.py).
+    os.environ.setdefault(envs.START_METHOD.name, envs.START_METHOD.default)
+    # What the server has imported outlives the engine, which collects garbage several times while
+    # it starts: without this each time visits, and so copies, all that was shared.
+    os.register_at_fork(after_in_child=gc.freeze)
+    # The server's event loop hears of signals by a file that a forked engine would write to, too:
+    # the end of a rank would look to the server as if it had been asked to stop.
+    os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    sentences.print_without_traceback()

@@ -1,0 +1,46 @@
+"""A weight of the checkpoint is loaded whole, or not at all.
+
+What: loaders of linear layers and experts compare shapes first (layers/whole_weights.py).
+Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
+    one does: with another model's config.json the engine starts, and answers nonsense.
+Since: 0.32
+Until: it compares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_backend.host.seam import When, change, patch, replace
+
+LINEAR = (
+    "ColumnParallelLinear.weight_loader(self, param, loaded_weight)",
+    "ColumnParallelLinear.weight_loader_v2(self, param, loaded_weight)",
+    "MergedColumnParallelLinear.weight_loader(self, param, loaded_weight, loaded_shard_id)",
+    "MergedColumnParallelLinear.weight_loader_v2(self, param, loaded_weight, loaded_shard_id)",
+    "QKVParallelLinear.weight_loader(self, param, loaded_weight, loaded_shard_id)",
+    "QKVParallelLinear.weight_loader_v2(self, param, loaded_weight, loaded_shard_id)",
+    "RowParallelLinear.weight_loader(self, param, loaded_weight)",
+    "RowParallelLinear.weight_loader_v2(self, param, loaded_weight)",
+)
+
+
+@change("vllm.model_executor.layers.linear", *LINEAR, when=When.COMPUTING)
+def into_linear(module: Any) -> None:
+    """For the layers that the host will make."""
+    from cpu_backend.layers import whole_weights
+
+    for symbol in LINEAR:
+        replace(module, symbol.partition("(")[0], whole_weights.into_linear)
+
+
+@patch(
+    "vllm.model_executor.layers.fused_moe.routed_experts",
+    "RoutedExperts.weight_loader(self, param, loaded_weight, weight_name, shard_id, ...)",
+    when=When.COMPUTING,
+)
+def into_experts(original: Any) -> Any:
+    """The same."""
+    from cpu_backend.layers import whole_weights
+
+    return whole_weights.into_experts(original)
