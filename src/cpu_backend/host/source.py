@@ -14,6 +14,8 @@ from pathlib import Path
 
 Modules = str | tuple[str, ...]
 
+TOKEN = re.compile(r"""[()]|#.*|"[^"\n]*"|'[^'\n]*'""")  # brackets, and where they do not count
+
 
 class Source:
     """The host's package in the folder ``root``."""
@@ -60,7 +62,7 @@ class Source:
             return ""
         if not found:
             return f"has no function {where}"
-        return f"has {where}({', '.join(found[-1])}) in place of {symbol.rpartition('.')[2]}"
+        return f"has {where}({', '.join(found[-1])}) in place of {name}({wanted}"
 
     def definition(self, modules: Modules, symbol: str) -> str:
         """The code of a function or class; "" if there is none."""
@@ -117,10 +119,10 @@ def _headers(scope: str, name: str) -> list[str]:
     for found in re.finditer(rf"^{indent}(?:async )?def {name}(?=[(\[])", scope, re.MULTILINE):
         begin = scope.index("(", found.end())
         depth = 0
-        for bracket in re.compile(r"[()]").finditer(scope, begin):
-            depth += 1 if bracket[0] == "(" else -1
+        for token in TOKEN.finditer(scope, begin):
+            depth += {"(": 1, ")": -1}.get(token[0], 0)
             if depth == 0:
-                headers.append(scope[begin : bracket.end()])
+                headers.append(scope[begin : token.end()])
                 break
     return headers
 
