@@ -124,10 +124,12 @@ test-rest: slow-test foreign-kernel-test install-test
 new-report: $(STAMPS)/venv
 	@mkdir -p build; rm -f $(REPORT_FILE)
 
-# $(call python_tests,which,markers): two files at a time, as most wait for one thread of a server
-# that starts; more would take a lot of memory
+# $(call python_tests,which,markers,options)
 python_tests = HF_HUB_OFFLINE=1 $(REPORT) run "Python tests, $(1)" \
-	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder -m "$(2)" $(ARGS)
+	$(BIN)/python -m pytest -m "$(2)" $(3) $(ARGS)
+# Of the quick tests two files at a time: most wait for one thread of a server that starts.  More
+# would take a lot of memory; the slow ones compute with all CPUs, and gain nothing.
+SIDE_BY_SIDE = -n 2 --no-loadscope-reorder
 # $(call op_tests,instruction sets): all but what starts processes and sets theirs
 op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$isa" \
 	$(BIN)/python -m pytest -q tests/ops --ignore=tests/ops/test_runtime.py --ignore=tests/ops/test_schemas.py; done
@@ -135,11 +137,11 @@ op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$
 USUAL_TARGET = $(firstword $(filter avx2,$(LOWER_TARGETS)) $(LOWER_TARGETS))
 
 python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the quick Python tests (ARGS= for pytest)
-	@$(call python_tests,quick,not slow)
+	@$(call python_tests,quick,not slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(USUAL_TARGET))
 
 slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the slow Python tests (ARGS= for pytest)
-	@$(call python_tests,slow,slow)
+	@$(call python_tests,slow,slow,)
 	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
 
 # $(call kernel_tests,preset,needed tools)

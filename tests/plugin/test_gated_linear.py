@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 
 from cpu_backend import ops
+from cpu_backend.layers import gated_forward
 from cpu_backend.layers.activation import CpuGeluAndMul, CpuSiluAndMul, activate_in_linear
 
 SIZE, HIDDEN = 48, 80
@@ -49,6 +52,25 @@ class ScaledMlp(Mlp):
         return x
 
 
+class SwappedMlp(Mlp):
+    """The same names and calls in another order of data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate_up, _ = self.gate_up_proj(x)
+        y = self.act_fn(gate_up)
+        y, _ = self.down_proj(gate_up)
+        return y
+
+
+class BranchingMlp(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 1:
+            return x
+        gate_up, _ = self.gate_up_proj(x)
+        x, _ = self.down_proj(self.act_fn(gate_up))
+        return x
+
+
 @pytest.fixture(params=["silu", "gelu", "gelu_tanh"])
 def act_fn(request: pytest.FixtureRequest) -> torch.nn.Module:
     with set_current_vllm_config(VllmConfig()):
@@ -66,5 +88,31 @@ def test_an_mlp_is_fused_and_its_result_stays(act_fn: torch.nn.Module) -> None:
 
 
 def test_nothing_is_fused_where_it_would_change_the_result(act_fn: torch.nn.Module) -> None:
-    unfit = [ClampedMlp(act_fn), ScaledMlp(act_fn), Mlp(act_fn, parts=1), Mlp(torch.nn.GLU())]
+    changed = [kind(act_fn) for kind in (ClampedMlp, ScaledMlp, SwappedMlp, BranchingMlp)]
+    unfit = [*changed, Mlp(act_fn, parts=1), Mlp(torch.nn.GLU())]
     assert activate_in_linear(torch.nn.ModuleList(unfit)) == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("llama", "LlamaMLP"),
+        ("gemma", "GemmaMLP"),
+        ("qwen2", "Qwen2MLP"),
+        ("mistral", "MistralMLP"),
+        ("openpangu", "OpenPanguMLP"),
+        ("step3_text", "Step3TextMLP"),
+    ],
+)
+def test_the_hosts_forwards_are_known(module: str, name: str) -> None:
+    models = importlib.import_module(f"vllm.model_executor.models.{module}")
+    assert gated_forward.is_known(getattr(models, name).forward)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("qwen2_moe", "Qwen2MoeMLP"), ("falcon_h1", "FalconH1MLP"), ("longcat_flash", "FlashMLP")],
+)
+def test_forwards_that_do_more_are_not(module: str, name: str) -> None:
+    models = importlib.import_module(f"vllm.model_executor.models.{module}")
+    assert not gated_forward.is_known(getattr(models, name).forward)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dis
-from typing import Any
-
 import torch
 
 from cpu_backend import ops
 from cpu_backend.host.bases import activation as host
+from cpu_backend.layers import gated_forward
 
 
 def _gated(op: torch._ops.OpOverload, x: torch.Tensor) -> torch.Tensor:
@@ -107,13 +105,13 @@ _MLP = {"gate_up_proj", "act_fn", "down_proj"}
 def activate_in_linear(model: torch.nn.Module) -> int:
     """Let gate and up projections do the activation after them; returns how many do.
 
-    Taken are modules of just ``gate_up_proj``, ``act_fn`` and ``down_proj`` whose forward only
-    calls these (and the host's ``maybe_fused_act_quant``, which passes on here): no other name, no
-    operator, so that nothing can lie between projection and activation.
+    Taken are modules of just ``gate_up_proj``, ``act_fn`` and ``down_proj`` whose forward is of a
+    known form, so that nothing lies between projection and activation.
     """
     fused = 0
     for module in model.modules():
-        if {*dict(module.named_children())} != _MLP or not _only_calls(type(module).forward, _MLP):
+        children = {name for name, _ in module.named_children()}
+        if children != _MLP or not gated_forward.is_known(type(module).forward):
             continue
         packed = getattr(module.gate_up_proj, "cpu_linear", None)
         activation = _name_of(module.act_fn)
@@ -122,14 +120,6 @@ def activate_in_linear(model: torch.nn.Module) -> int:
             module.act_fn = torch.nn.Identity()
             fused += 1
     return fused
-
-
-def _only_calls(forward: Any, names: set[str]) -> bool:
-    code = getattr(forward, "__code__", None)
-    if code is None or set(code.co_names) - {"maybe_fused_act_quant"} != names:
-        return False
-    operators = ("BINARY", "INPLACE", "UNARY", "COMPARE")
-    return not any(step.opname.startswith(operators) for step in dis.get_instructions(code))
 
 
 def _name_of(activation: torch.nn.Module) -> str | None:
