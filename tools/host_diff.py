@@ -1,10 +1,10 @@
 """``python -m tools.host_diff OLD NEW``: what two versions of the host define differently of what
 this backend relies on.
 
-OLD and NEW are versions, whose wheels pip fetches (`pip download`, some 400 MB each), or folders
-that hold the package ``vllm``.  Prints a unified diff of every definition that a change or an
-import of this package names; ``--names`` prints names alone.  Exit code 1 where a symbol that a
-change relies on is missing in NEW, as the plugin would then step aside.
+OLD and NEW are versions, whose wheels pip fetches (`pip download`, some 400 MB each), folders that
+hold the package ``vllm``, or the word ``installed``.  Prints a unified diff of every definition
+that a change or an import of this package names; ``--names`` prints names alone.  Exit code 1 where
+a symbol that a change relies on is missing in NEW, as the plugin would then step aside.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from pathlib import Path
 from cpu_backend import host
 from cpu_backend.host import seam
 from cpu_backend.host.source import Source
+from cpu_backend.host.source import host as host_source
 
 
 def fetched(version: str, into: Path) -> Path:
-    """The folder of the package ``vllm`` of a version, or of a folder that holds it."""
+    """The folder of the package ``vllm``: of a version, in a folder, or the installed one."""
+    if version == "installed":
+        return host_source().root
     folder = Path(version)
     if folder.is_dir():
         return folder if folder.name == "vllm" else folder / "vllm"
