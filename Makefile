@@ -90,6 +90,20 @@ $(STAMPS)/plugin: $(PLUGIN_SOURCES) $(STAMPS)/compiler $(STAMPS)/host $(STAMPS)/
 	$(call step,building and installing the plugin,$(PIP) install -q --force-reinstall --no-build-isolation --no-deps .)
 	@touch $@
 
+# ---- the wheel ---------------------------------------------------------------------------------
+
+# One for each minor version of torch that the wheel serves; their headers come from the index.
+WHEEL_TORCH ?= 2.13.0 2.14.0
+
+$(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/venv
+	$(call step,installing requirements/wheel.txt,$(PIP) install -q -r $<)
+	@touch $@
+
+.PHONY: wheel
+wheel: $(STAMPS)/compiler $(STAMPS)/wheel  ## build one wheel for torch 2.13 and 2.14 into dist/
+	$(call step,building the wheel for torch $(WHEEL_TORCH),$(BIN)/python -m tools.wheel $(WHEEL_TORCH) --pip-args='$(TORCH_PIP_ARGS)')
+	@tail -n 1 $(STAMPS)/log
+
 # ---- running -----------------------------------------------------------------------------------
 
 .PHONY: model serve demo
@@ -182,7 +196,7 @@ lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 
 .PHONY: clean distclean
 clean:  ## remove what was built; .venv stays and the plugin is built anew next time
-	@rm -rf build dist src/*.egg-info src/cpu_backend/_ops.so .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
+	@rm -rf build dist src/*.egg-info src/cpu_backend/*.so .pytest_cache .mypy_cache .ruff_cache $(STAMPS)/plugin
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean  ## remove .venv as well

@@ -91,7 +91,8 @@ std::string describe() {
     out << (first ? "" : ",") << target.name;
     first = false;
   }
-  out << ";threads=" << at::get_num_threads() << ";torch=" << CPU_BACKEND_BUILT_TORCH;
+  out << ";threads=" << at::get_num_threads() << ";torch=" << CPU_BACKEND_BUILT_TORCH
+      << ";version=" << CPU_BACKEND_VERSION;
   return out.str();
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cpu_backend
-from cpu_backend import activation, envs, ops
+from cpu_backend import activation, envs, native
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, describe
@@ -61,7 +61,7 @@ def cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def banner(library: ops.Library, dtype: str) -> list[str]:
+def banner(library: native.Library, dtype: str) -> list[str]:
     """The lines every start prints once, whatever the number of ranks."""
     return [
         f"version {cpu_backend.__version__} on {cpu_model()}",
@@ -73,6 +73,13 @@ def banner(library: ops.Library, dtype: str) -> list[str]:
 
 def collect() -> dict[str, Any]:
     """Everything about this machine and build, as data."""
+    try:
+        from cpu_backend import ops
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"cpu_backend computes with torch, and this Python ({sys.executable}) has no module "
+            f"{error.name}: use the one of the environment that has vLLM, or install vLLM there."
+        ) from error
     machine = Machine.read()
     topo, limits = machine.topology, machine.limits
     [plan] = machine.plan(1, Reservations().taken())

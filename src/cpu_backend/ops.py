@@ -5,79 +5,34 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cpu_backend import native
 from cpu_backend.errors import ConfigError
-
-LIBRARY = Path(__file__).parent / "_ops.so"
-
-
-@dataclass(frozen=True)
-class Library:
-    """What the loaded library says about itself."""
-
-    target: str
-    runnable: tuple[str, ...]
-    built: tuple[str, ...]
-    torch: str
 
 
 @functools.cache
-def load() -> Library:
+def load() -> native.Library:
     """Load the library once; the ops of ``_C`` and ``cpu_backend`` exist afterwards.
 
     Raises ConfigError when it is missing, built for another torch, or asked for an instruction
     set that this CPU or build lacks.
     """
-    if not LIBRARY.exists():
-        raise ConfigError(
-            f"cpu_backend was installed without its native library {LIBRARY.name}; "
-            "reinstall it with `pip install --no-build-isolation .` beside torch."
-        )
+    path = native.ops_library(torch.__version__.partition("+")[0])
     try:
-        torch.ops.load_library(str(LIBRARY))
+        torch.ops.load_library(str(path))
     except OSError as error:
-        raise ConfigError(_load_failure(error)) from error
+        raise native.load_failure(error) from error
     try:
-        fields = _describe()
+        description = str(torch.ops.cpu_backend.describe())
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    built, running = fields["torch"], torch.__version__.partition("+")[0]
-    if built.split(".")[:2] != running.split(".")[:2]:
-        raise ConfigError(_torch_mismatch(built, running))
+    library = native.Library.parse(description)
     _register_fakes()
-    return Library(
-        fields["target"],
-        tuple(fields["runnable"].split(",")),
-        tuple(fields["built"].split(",")),
-        built,
-    )
-
-
-def _describe() -> dict[str, str]:
-    text: str = torch.ops.cpu_backend.describe()
-    return dict(part.split("=", 1) for part in text.split(";"))
-
-
-def _torch_mismatch(built: str, running: str) -> str:
-    return (
-        f"cpu_backend was built for torch {built} and this is torch {running}: "
-        f"install torch=={built}, or rebuild with `pip install --no-build-isolation .`."
-    )
-
-
-def _load_failure(error: OSError) -> str:
-    data = LIBRARY.read_bytes()
-    marker = data.find(b";torch=")
-    running = torch.__version__.partition("+")[0]
-    built = data[marker + 7 :].split(b"\0", 1)[0].decode(errors="replace") if marker >= 0 else ""
-    if "undefined symbol" in str(error) and built and built != running:
-        return _torch_mismatch(built, running)
-    return f"cpu_backend cannot load {LIBRARY.name}: {error}."
+    return library
 
 
 def _register_fakes() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cpu_backend import ops
+from cpu_backend import native, ops
 
 
 @pytest.fixture(scope="session", autouse=True)
-def library() -> ops.Library:
+def library() -> native.Library:
     """Loaded once; a missing library or a wrong CPU_BACKEND_ISA fails every test here."""
     return ops.load()
 
