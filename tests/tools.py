@@ -88,6 +88,18 @@ TOOLS = {
         lambda: importlib.util.find_spec("num2words") is not None,
         installable=False,
     ),
+    "kubernetes-validate": Tool(
+        "the Kubernetes examples against the schemas of Kubernetes",
+        "pip install kubernetes-validate",
+        lambda: importlib.util.find_spec("kubernetes_validate") is not None,
+        installable=False,
+    ),
+    "check-jsonschema": Tool(
+        "the Compose example against the schema of Compose",
+        "pip install check-jsonschema",
+        lambda: importlib.util.find_spec("check_jsonschema") is not None,
+        installable=False,
+    ),
     "bochs-headless": Tool(
         "AVX-512 and AMX kernels on emulated CPUs",
         ".ci/install_bochs",
