@@ -46,6 +46,8 @@ def _can_make_network_namespaces() -> bool:
 TOOLS = {
     "nginx": _program("nginx", "the nginx example before two servers", "nginx"),
     "haproxy": _program("haproxy", "the HAProxy example before two servers", "haproxy"),
+    "buildah": _program("buildah", "images", "buildah"),
+    "unshare": _program("unshare", "images", "util-linux"),
     "ip": _program("ip", "ranks on two machines", "iproute2"),
     "network namespaces": Tool(
         "ranks on two machines",
