@@ -185,6 +185,12 @@ def test_wrong_and_misspelt_settings_are_named(monkeypatch: pytest.MonkeyPatch) 
     assert unread.sentence == "nothing reads VLLM_CPU_KVCACHE_SPACES: use VLLM_CPU_KVCACHE_SPACE"
 
 
+def test_level_that_ends_the_host_before_plugins_is_a_problem() -> None:
+    [finding] = troubles(settings.judge(settings.read({"VLLM_LOGGING_LEVEL": "loud"})))
+    assert "VLLM_LOGGING_LEVEL=loud is no level of logging: use DEBUG" in finding.sentence
+    assert not troubles(settings.judge(settings.read({"VLLM_LOGGING_LEVEL": "debug"})))
+
+
 def test_variables_of_the_host_for_cpus_are_known() -> None:
     facts = settings.read({"VLLM_CPU_INT4_W4A8": "1"})
     assert "VLLM_CPU_INT4_W4A8" in one(settings.judge(facts), "settings").says

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from cpu_backend.runtime.memory import parse_kvcache_space
 from cpu_backend.runtime.plan import ThreadSettings
 
 PREFIXES = ("CPU_BACKEND_", "VLLM_CPU_")
+# The host reads it before it asks any plugin, and ends with a traceback.
+LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 OUTSIDE = ("CPU_BACKEND_TEST_REPORT", "CPU_BACKEND_NEED_TOOLS")  # of this project's own tests
 
 
@@ -46,6 +49,9 @@ def read(environ: Mapping[str, str] = os.environ) -> Facts:
             mistakes.append(str(error))
     named = tuple(sorted(name for name in environ if name.startswith(PREFIXES)))
     known = (*(variable.name for variable in envs.ALL), *_of_the_host(), *OUTSIDE)
+    level = environ.get(LOG_LEVEL, "")
+    if level and level.upper() not in logging.getLevelNamesMapping():
+        mistakes.append(f"{LOG_LEVEL}={level} is no level of logging: use DEBUG, INFO or ERROR.")
     return Facts(tuple(mistakes), named, known)
 
 
