@@ -192,6 +192,16 @@ lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "clang-tidy"; $(BIN)/clang-tidy --quiet $(TIDY_SOURCES) -- -std=c++17 -Icsrc \
 		-DCPU_BACKEND_TARGET=scalar 2> /dev/null
 
+# ---- images -------------------------------------------------------------------------------------
+
+.PHONY: image image-test
+image: $(STAMPS)/venv  ## build the image of Dockerfile.cpu with buildah (ARGS= for buildah bud)
+	@$(REPORT) run --needs buildah "image" $(BIN)/python -m tools.image build --options '$(ARGS)'
+
+image-test: $(STAMPS)/plugin $(STAMPS)/test  ## ask a server in the image a question, under several limits
+	@$(REPORT) run --needs buildah --needs root --needs unshare "server in the image" bash -c \
+		'$(BIN)/python -m tools.image test --model "$$($(BIN)/python -m cpu_backend.demo_model)"'
+
 # ---- removing ----------------------------------------------------------------------------------
 
 .PHONY: clean distclean

@@ -46,6 +46,8 @@ def _can_make_network_namespaces() -> bool:
 TOOLS = {
     "nginx": _program("nginx", "the nginx example before two servers", "nginx"),
     "haproxy": _program("haproxy", "the HAProxy example before two servers", "haproxy"),
+    "buildah": _program("buildah", "images", "buildah"),
+    "unshare": _program("unshare", "images", "util-linux"),
     "ip": _program("ip", "ranks on two machines", "iproute2"),
     "network namespaces": Tool(
         "ranks on two machines",
@@ -86,6 +88,18 @@ TOOLS = {
         "SmolVLM",
         "pip install num2words",
         lambda: importlib.util.find_spec("num2words") is not None,
+        installable=False,
+    ),
+    "kubernetes-validate": Tool(
+        "the Kubernetes examples against the schemas of Kubernetes",
+        "pip install kubernetes-validate",
+        lambda: importlib.util.find_spec("kubernetes_validate") is not None,
+        installable=False,
+    ),
+    "check-jsonschema": Tool(
+        "the Compose example against the schema of Compose",
+        "pip install check-jsonschema",
+        lambda: importlib.util.find_spec("check_jsonschema") is not None,
         installable=False,
     ),
     "bochs-headless": Tool(

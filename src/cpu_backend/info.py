@@ -1,6 +1,8 @@
 """What this backend would do here, and why: ``python -m cpu_backend.info [--json]``.
 
-``--plan [-tp N] [-pp N] [-dp N]`` shows where the ranks of such a server would compute.
+``--plan [-tp N] [-pp N] [-dp N]`` shows where the ranks of such a server would compute; ``--check``
+examines everything that a server needs (doctor/), and ends with 1 where something stands in its
+way.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cpu_backend
-from cpu_backend import activation, envs, native
+from cpu_backend import activation, doctor, envs, native
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, describe
 from cpu_backend.runtime.plan import Machine, ThreadPlan
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.runtime.sysfs import format_cpu_list
+
+if TYPE_CHECKING:
+    from cpu_backend import ops  # loads torch, which may be missing where this is asked
 
 GIB = 1 << 30
 
@@ -117,11 +122,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m cpu_backend.info", description=__doc__)
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--plan", action="store_true", help="where the ranks of a server would go")
+    parser.add_argument("--check", action="store_true", help="whether a server could start here")
     for short, name in (("-tp", "tensor"), ("-pp", "pipeline"), ("-dp", "data")):
         parser.add_argument(
             short, f"--{name}-parallel-size", dest=name, type=int, default=1, metavar="N"
         )
     arguments = parser.parse_args()
+    if arguments.check:
+        findings = doctor.examine()
+        print(doctor.as_json(findings) if arguments.json else doctor.as_text(findings))
+        return int(any(finding.level is doctor.Level.PROBLEM for finding in findings))
     try:
         if arguments.plan:
             layout = Layout(arguments.tensor, arguments.pipeline, arguments.data)
@@ -130,6 +140,9 @@ def main() -> int:
         report = collect()
     except ConfigError as error:
         print(f"cpu_backend: {error}", file=sys.stderr)
+        return 1
+    except ImportError as error:
+        print(f"cpu_backend: {error}: `--check` says how to mend it.", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(report, indent=2))

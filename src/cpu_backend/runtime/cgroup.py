@@ -45,6 +45,17 @@ def read_cpu_quota(sysfs: Path, procfs: Path) -> float | None:
     return min(quotas, default=None)
 
 
+def read_throttled(sysfs: Path = SYSFS, procfs: Path = PROCFS) -> int:
+    """How often the quota of one of its groups has stopped this process and its like."""
+    counts = [0]
+    for group in _cgroup_dirs("cpu", sysfs, procfs):
+        for line in read_text(group / "cpu.stat").splitlines():
+            key, _, value = line.partition(" ")
+            if key == "nr_throttled" and value.isdecimal():
+                counts.append(int(value))
+    return max(counts)
+
+
 def read_cpuset(kind: str, sysfs: Path, procfs: Path) -> frozenset[int]:
     """The nearest group's CPUs or memory nodes; empty where no cpuset controller is visible."""
     for group in _cgroup_dirs("cpuset", sysfs, procfs):
