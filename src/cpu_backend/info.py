@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cpu_backend
-from cpu_backend import activation, envs, ops
+from cpu_backend import activation, envs, ops, providers
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, describe
@@ -66,9 +66,18 @@ def banner(library: ops.Library, dtype: str) -> list[str]:
     return [
         f"version {cpu_backend.__version__} on {cpu_model()}",
         f"instruction set {library.target} of {', '.join(library.runnable)} runnable here",
-        f"dtype {dtype.removeprefix('torch.')}; linear: packed {library.target} panels; "
+        f"dtype {dtype.removeprefix('torch.')}; {_products(library)}; "
         f"attention: paged {library.target}; no compiler at run time",
     ]
+
+
+def _products(library: ops.Library) -> str:
+    """What computes linear layers, and experts where that is something else."""
+    chosen = {kind: one for kind, one in providers.describe().items() if one != "native"}
+    return "; ".join(
+        f"{kind}: {chosen.get(kind, f'packed {library.target} panels')}"
+        for kind in dict.fromkeys(("linear", *chosen))
+    )
 
 
 def collect() -> dict[str, Any]:
@@ -93,6 +102,7 @@ def collect() -> dict[str, Any]:
         "memory_available_gib": round(status.available / GIB, 2),
         "memory_limited_by": status.limited_by,
         "servers": Reservations().describe(),
+        **providers.describe(),
         "environment": {v.name: os.environ[v.name] for v in envs.ALL if v.name in os.environ},
     }
     library = ops.load()
