@@ -102,6 +102,17 @@ TOOLS = {
         lambda: importlib.util.find_spec("check_jsonschema") is not None,
         installable=False,
     ),
+    "zentorch": Tool(
+        "zentorch as a provider",
+        "pip install 'zentorch==2.13.*'",
+        lambda: importlib.util.find_spec("zentorch") is not None,
+    ),
+    "ipex": Tool(
+        "Intel Extension for PyTorch as a provider",
+        "make ipex-test",
+        lambda: importlib.util.find_spec("intel_extension_for_pytorch") is not None,
+        installable=False,  # no torch of a host that is served here
+    ),
     "bochs-headless": Tool(
         "AVX-512 and AMX kernels on emulated CPUs",
         ".ci/install_bochs",

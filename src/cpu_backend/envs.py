@@ -62,6 +62,22 @@ HEALTH_SECONDS = Variable(
     "30",
     "/health answers 503 after so long without a sign of life; a step may take 60 times as long",
 )
+LINEAR = Variable(
+    "CPU_BACKEND_LINEAR",
+    "native",
+    "who multiplies linear layers: native, torch, zentorch, ipex, auto",
+)
+EXPERTS = Variable(
+    "CPU_BACKEND_EXPERTS", "native", "who computes mixtures of experts: the same names"
+)
+MOE_PREPACK = Variable(
+    "VLLM_CPU_MOE_PREPACK",
+    "1",
+    "0: ipex keeps experts in the checkpoint's order; native always packs",
+)
+SGL_KERNEL = Variable(
+    "VLLM_CPU_SGL_KERNEL", "", "not needed: native kernels serve small batches on every CPU"
+)
 TRACEBACK = Variable("CPU_BACKEND_TRACEBACK", "", "1 prints tracebacks in place of one sentence")
 
 ALL = (
@@ -76,6 +92,10 @@ ALL = (
     VISIBLE_MEMORY_NODES,
     CHECK_REPLAY,
     HEALTH_SECONDS,
+    LINEAR,
+    EXPERTS,
+    MOE_PREPACK,
+    SGL_KERNEL,
     TRACEBACK,
 )
 
@@ -123,6 +143,11 @@ def health_seconds() -> float:
     if not 1 <= seconds < float("inf"):
         raise ConfigError(f"{HEALTH_SECONDS.name}={text} is no number of seconds: use 1 or more.")
     return seconds
+
+
+def packs_experts() -> bool:
+    """Whether a provider that can leave experts in the checkpoint's order packs them."""
+    return MOE_PREPACK.get() != "0"
 
 
 def wants_traceback() -> bool:

@@ -71,15 +71,26 @@ def banner(library: native.Library, dtype: str) -> list[str]:
     return [
         f"version {cpu_backend.__version__} on {cpu_model()}",
         f"instruction set {library.target} of {', '.join(library.runnable)} runnable here",
-        f"dtype {dtype.removeprefix('torch.')}; linear: packed {library.target} panels; "
+        f"dtype {dtype.removeprefix('torch.')}; {_products(library)}; "
         f"attention: paged {library.target}; no compiler at run time",
     ]
+
+
+def _products(library: native.Library) -> str:
+    """What computes linear layers, and experts where that is something else."""
+    from cpu_backend import providers
+
+    chosen = {kind: one for kind, one in providers.describe().items() if one != "native"}
+    return "; ".join(
+        f"{kind}: {chosen.get(kind, f'packed {library.target} panels')}"
+        for kind in dict.fromkeys(("linear", *chosen))
+    )
 
 
 def collect() -> dict[str, Any]:
     """Everything about this machine and build, as data."""
     try:
-        from cpu_backend import ops
+        from cpu_backend import ops, providers
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"cpu_backend computes with torch, and this Python ({sys.executable}) has no module "
@@ -105,6 +116,7 @@ def collect() -> dict[str, Any]:
         "memory_available_gib": round(status.available / GIB, 2),
         "memory_limited_by": status.limited_by,
         "servers": Reservations().describe(),
+        **providers.describe(),
         "environment": {v.name: os.environ[v.name] for v in envs.ALL if v.name in os.environ},
     }
     library = ops.load()

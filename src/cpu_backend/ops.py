@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cpu_backend import native
+from cpu_backend import native, products
 from cpu_backend.errors import ConfigError
 
 
@@ -221,7 +221,7 @@ def abandon_groups() -> None:
         torch.ops.cpu_backend.abandon_groups()
 
 
-class PackedLinear:
+class PackedLinear(products.Linear):
     """A linear weight [out_features, in_features] in this target's packed order.
 
     Owns the native copy; the tensor it was made from may be freed.  With ``float_output`` results
@@ -243,7 +243,7 @@ class PackedLinear:
         self._linear = torch.ops.cpu_backend.linear.default
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of the packed weight, scales included."""
         return int(torch.ops.cpu_backend.packed_bytes(self._handle))
 
@@ -387,7 +387,7 @@ class QuantizedLinear(PackedLinear):
         self._own(handle, groups.scales.shape[1], float_output)
 
 
-class Experts:
+class Experts(products.Experts):
     """The gated feed-forward networks of a mixture of experts.
 
     gate_up  per expert [2 * intermediate, hidden], the gate first; unquantized ones in 2 parts

@@ -16,7 +16,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import architectures, envs, ops
+from cpu_backend import architectures, envs, ops, providers
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import engine_arguments, slot_mapping
@@ -131,6 +131,7 @@ class CpuBackendPlatform(CpuPlatform):
         _refuse_missing_features(vllm_config)
         if vllm_config.model_config is not None:
             architectures.check(vllm_config.model_config)
+            providers.check(vllm_config.model_config.quantization)
         _set_block_size(vllm_config)
         kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cpu_backend import ops
+from cpu_backend import providers
 from cpu_backend.host.bases import activation as host
 from cpu_backend.layers import gated_forward
 
@@ -86,7 +86,7 @@ class CpuXIELU(host.XIELU):
 class GatedLinear:
     """A packed gate and up projection, and the activation and product that follow, in one call."""
 
-    def __init__(self, packed: ops.PackedLinear, activation: str) -> None:
+    def __init__(self, packed: providers.Linear, activation: str) -> None:
         self._packed = packed
         self._activation = activation
 
@@ -115,7 +115,7 @@ def activate_in_linear(model: torch.nn.Module) -> int:
             continue
         packed = getattr(module.gate_up_proj, "cpu_linear", None)
         activation = _name_of(module.act_fn)
-        if activation and isinstance(packed, ops.PackedLinear) and packed.parts == 2:
+        if activation and isinstance(packed, providers.Linear) and packed.parts == 2:
             module.gate_up_proj.cpu_linear = GatedLinear(packed, activation)
             module.act_fn = torch.nn.Identity()
             fused += 1

@@ -6,7 +6,8 @@ from abc import abstractmethod
 
 import torch
 
-from cpu_backend import ops
+from cpu_backend import envs, ops, providers
+from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
     CPUUnquantizedExperts,
     ExpertTokensMetadata,
@@ -37,7 +38,7 @@ SWIGLUOAI = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}
 class CpuExperts(CPUUnquantizedExperts):
     """The host's frame around the op: any size of experts, whatever their weights are."""
 
-    packed: ops.Experts
+    packed: providers.Experts
 
     @classmethod
     def _supports_grouped_gemm(cls, moe_config: FusedMoEConfig) -> tuple[bool, str | None]:
@@ -111,16 +112,13 @@ class ExpertsMethod(FusedMoEMethodBase):
             check_activation(layer)
             if self.moe.activation == MoEActivation.SWIGLUOAI:
                 gates_first(layer)
-            gate_up, down = (
-                [self.matrix(layer, name, e) for e in range(layer.local_num_experts)]
-                for name in ("w13", "w2")
-            )
+            experts, shapes = self.pack(layer)
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)
         for name, _ in list(layer.named_parameters(recurse=False)):
             if name.startswith(("w13_", "w2_")) and not name.endswith("_bias"):
                 setattr(layer, name, None)
-        for name, packed in (("w13_weight", gate_up), ("w2_weight", down)):
-            empty = torch.empty(1).expand(len(packed), packed[0].out_features, 1)
+        for name, out_features in shapes.items():
+            empty = torch.empty(1).expand(layer.local_num_experts, out_features, 1)
             layer.register_parameter(name, torch.nn.Parameter(empty, requires_grad=False))
         self.moe_kernel = make_unquantized_moe_kernel(
             self.moe_quant_config,
@@ -129,9 +127,21 @@ class ExpertsMethod(FusedMoEMethodBase):
             CpuExperts,
             layer._expert_routing_tables(),
         )
-        self.moe_kernel.fused_experts.packed = ops.Experts(
-            gate_up, down, ACTIVATIONS[self.moe.activation]
+        self.moe_kernel.fused_experts.packed = experts
+
+    def pack(self, layer: RoutedExperts) -> tuple[providers.Experts, dict[str, int]]:
+        """The experts, and the output features of the parameters they came from."""
+        if providers.experts.name not in ("native", "auto"):
+            raise ConfigError(
+                f"{envs.EXPERTS.name}={providers.experts.name} does not have quantized experts: "
+                "choose native."
+            )
+        gate_up, down = (
+            [self.matrix(layer, name, e) for e in range(layer.local_num_experts)]
+            for name in ("w13", "w2")
         )
+        shapes = {"w13_weight": gate_up[0].out_features, "w2_weight": down[0].out_features}
+        return ops.Experts(gate_up, down, ACTIVATIONS[self.moe.activation]), shapes
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig:
         """Biases; scales are in the packed weights."""
@@ -174,3 +184,12 @@ class UnquantizedExpertsMethod(ExpertsMethod):
         """As loaded."""
         weight = getattr(layer, f"{name}_weight").detach()[expert]
         return ops.PackedLinear(weight, parts=2 if name == "w13" else 1)
+
+    def pack(self, layer: RoutedExperts) -> tuple[providers.Experts, dict[str, int]]:
+        """By the chosen provider."""
+        gate_up, down = layer.w13_weight.detach(), layer.w2_weight.detach()
+        experts = providers.experts.make(
+            str(gate_up.dtype),
+            lambda provider: provider.experts(gate_up, down, ACTIVATIONS[self.moe.activation]),
+        )
+        return experts, {"w13_weight": gate_up.shape[1], "w2_weight": down.shape[1]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cpu_backend import ops
+from cpu_backend import ops, providers
 from cpu_backend.host.bases import (
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -28,8 +28,9 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> bool:
     if isinstance(layer, VocabParallelEmbedding):
         _pack_vocabulary(layer)
     else:
-        layer.cpu_linear = ops.PackedLinear(
-            weight.detach(), parts=2 if _is_gate_and_up(layer) else 1
+        parts = 2 if _is_gate_and_up(layer) else 1
+        layer.cpu_linear = providers.linear.make(
+            str(weight.dtype), lambda provider: provider.linear(weight.detach(), parts)
         )
         if remove_weight:
             _free_weight(layer)

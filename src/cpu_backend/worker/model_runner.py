@@ -12,6 +12,7 @@ from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
+from cpu_backend import providers
 from cpu_backend.attention.backend import StepMetadata
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
@@ -36,10 +37,16 @@ class CPUModelRunner(HostCPUModelRunner):
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""
         start = time.perf_counter()
+        providers.prepare()
         super().load_model(load_dummy_weights)
         self._check_cache_type()
         if self.lora_config is None:  # adapters add to the projection's own result
             activate_in_linear(self.get_model())
+        if not providers.replayable():
+            self._tell(
+                "steps are not recorded, and a row's bits depend on its batch, with other "
+                "providers than native"
+            )
         self.load_seconds = time.perf_counter() - start
         self.step_replay = (
             StepReplay(self._memory, _all_ranks_agree, self._tell)
@@ -79,6 +86,7 @@ class CPUModelRunner(HostCPUModelRunner):
             and config.parallel_config.pipeline_parallel_size == 1
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and config.lora_config is None
+            and providers.replayable()
             and config.speculative_config is None
             and config.kv_transfer_config is None
         )

@@ -21,13 +21,9 @@ from cpu_backend.host.quantized_bases import (
     AutoAWQMoEMethod,
 )
 from cpu_backend.layers.experts import ExpertsMethod
-from cpu_backend.layers.quantization.packing import (
-    Matrix,
-    pack,
-    unpack_rows,
-    weight_only_activations,
-)
+from cpu_backend.layers.quantization.packing import pack, unpack_rows, weight_only_activations
 from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
+from cpu_backend.providers import Matrix
 
 if TYPE_CHECKING:
     from cpu_backend.host.bases import QuantizeMethodBase
@@ -63,7 +59,7 @@ class CpuAWQLinearMethod(AutoAWQMarlinLinearMethod):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack and free the checkpoint's tensors."""
         matrix = matrix_of(self.quant_config, layer.qweight, layer.scales, layer.qzeros)
-        self.packed: QuantizedLinear = pack(layer, matrix, "qweight", "qzeros", "scales")
+        self.packed = pack(layer, matrix, "qweight", "qzeros", "scales")
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None

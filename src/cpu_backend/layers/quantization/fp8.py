@@ -22,13 +22,13 @@ from cpu_backend.host.quantized_bases import (
 )
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
-    Matrix,
     PackedKernel,
     naming,
     pack,
     weight_only_activations,
 )
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.providers import Matrix
 
 FLOAT = Activations("float")
 

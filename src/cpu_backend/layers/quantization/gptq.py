@@ -32,13 +32,13 @@ from cpu_backend.host.quantized_bases import (
 )
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
-    Matrix,
     pack,
     recentred,
     unpack_rows,
     weight_only_activations,
 )
 from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
+from cpu_backend.providers import Matrix
 
 if TYPE_CHECKING:
     from cpu_backend.host.bases import QuantizeMethodBase
@@ -197,7 +197,7 @@ class CpuGPTQLinearMethod(LinearMethodBase):
             group, channels = order_of_channels(layer.g_idx.data, scales.shape[0])
         matrix = matrix_of(self.config, layer.qweight, scales, layer.qzeros, group, channels)
         freed = ["qweight", "qzeros", "scales"] + ["g_idx"] * self.config.desc_act
-        self.packed: QuantizedLinear = pack(layer, matrix, *freed)
+        self.packed = pack(layer, matrix, *freed)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None

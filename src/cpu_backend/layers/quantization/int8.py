@@ -7,8 +7,9 @@ import torch
 from cpu_backend.host.bases import RoutedExperts
 from cpu_backend.host.quantized_bases import Int8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig
 from cpu_backend.layers.experts import ExpertsMethod
-from cpu_backend.layers.quantization.packing import Matrix, PackedKernel, naming, pack
+from cpu_backend.layers.quantization.packing import PackedKernel, naming, pack
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.providers import Matrix
 
 
 class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):

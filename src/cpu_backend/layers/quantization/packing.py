@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from cpu_backend import envs
+from cpu_backend import envs, providers
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import QuantizationConfig, VocabParallelEmbedding
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Activations, QuantizedLinear
+from cpu_backend.providers import Matrix
 
 
 class OwnConfig(QuantizationConfig):
@@ -43,7 +44,7 @@ class OwnConfig(QuantizationConfig):
 class PackedKernel:
     """What this backend's entries in the host's registries of linear kernels share."""
 
-    packed: QuantizedLinear
+    packed: providers.Linear
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -72,22 +73,19 @@ def naming(layer: torch.nn.Module) -> Iterator[None]:
         raise ConfigError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-class Matrix(NamedTuple):
-    """What a QuantizedLinear is made of."""
-
-    codes: Codes
-    groups: GroupScales
-    in_features: int
-    activations: Activations
-
-
-def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> QuantizedLinear:
+def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> providers.Linear:
     """The layer's packed weight; its parameters named ``freed`` are dropped.
 
     Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
     """
     with naming(layer):
-        packed = QuantizedLinear(*matrix, float_output=isinstance(layer, VocabParallelEmbedding))
+        if isinstance(layer, VocabParallelEmbedding):
+            packed: providers.Linear = QuantizedLinear(*matrix, float_output=True)
+        else:
+            packed = providers.linear.make(
+                f"int{matrix.codes.bits}",
+                lambda provider: provider.quantized(matrix, layer.params_dtype),
+            )
     for name in freed:
         setattr(layer, name, None)
     return packed

@@ -17,7 +17,6 @@ from cpu_backend.host.quantized_bases import (
 )
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
-    Matrix,
     PackedKernel,
     kept_bits,
     pack,
@@ -25,6 +24,7 @@ from cpu_backend.layers.quantization.packing import (
     weight_only_activations,
 )
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.providers import Matrix
 
 
 def _is_unsigned(kind: ScalarType) -> bool:

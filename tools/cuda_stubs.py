@@ -1,0 +1,91 @@
+"""``python -m tools.cuda_stubs ENVIRONMENT``: a CUDA build of torch loads without CUDA's libraries.
+
+The usual index has torch as a CUDA build, which asks for gigabytes of libraries that a CPU never
+calls.  In their place come small ones in torch's own folder, of the same names, which define every
+symbol that torch would look up in them, and say of every call that there is no GPU.  For
+environments of tests.
+
+Needs gcc and binutils.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SYMBOL = re.compile(r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$")
+NO_DEVICE = 100  # in the numbers of CUDA's driver and of its run-time library
+
+
+def run(*command: str) -> str:
+    """What the command prints.  CalledProcessError if it fails."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def needed(library: Path) -> set[str]:
+    """The libraries that this one asks for."""
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", str(library))))
+
+
+def symbols(library: Path, kind: str) -> set[tuple[str, str]]:
+    """(name, version or "") of dynamic symbols; ``kind``: "undefined" or "defined"."""
+    lines = run("nm", "-D", f"--{kind}-only", str(library)).splitlines()
+    found = (line.split()[-1].partition("@") for line in lines if line.strip())
+    return {(name, version.lstrip("@")) for name, _, version in found}
+
+
+def is_missing(name: str) -> bool:
+    """Whether the system has no library of that name."""
+    try:
+        ctypes.CDLL(name)
+    except OSError as error:
+        return name in str(error)
+    return False
+
+
+def make(torch: Path) -> list[str]:
+    """Put the missing libraries beside those of ``torch``, an installed package's folder."""
+    own = [path for path in (torch / "lib").glob("*.so*") if not path.is_symlink()]
+    asked = set().union(*map(needed, own)) - {path.name for path in own}
+    missing = sorted(name for name in asked if is_missing(name))
+    defined = {name for path in own for name, _ in symbols(path, "defined")}
+    versions: dict[str, list[str]] = {}
+    for name, version in sorted(set().union(*(symbols(path, "undefined") for path in own))):
+        if SYMBOL.match(name) and name not in defined:
+            versions.setdefault(version, []).append(name)
+    with tempfile.TemporaryDirectory() as folder:
+        source, script = Path(folder) / "stubs.c", Path(folder) / "versions"
+        functions = (
+            f"int {name}(void) {{ return {NO_DEVICE}; }}" for n in versions.values() for name in n
+        )
+        source.write_text("\n".join(functions))
+        # The loader insists on the versions that torch's libraries name.
+        nodes = [f"{v} {{ {'; '.join(n)}; }};" for v, n in versions.items() if v]
+        script.write_text("\n".join(nodes))
+        options = ["-shared", "-nostdlib", *([f"-Wl,--version-script={script}"] if nodes else [])]
+        for name in missing:
+            target = str(torch / "lib" / name)
+            run("gcc", *options, f"-Wl,-soname,{name}", "-o", target, str(source))
+    return missing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.cuda_stubs", description=__doc__)
+    parser.add_argument("environment", type=Path, help="folder of a virtual environment")
+    environment = parser.parse_args().environment
+    found = list(environment.glob("lib/python3*/site-packages/torch"))
+    if not found:
+        sys.exit(
+            f"error: there is no torch in {environment}: install it there first, with --no-deps."
+        )
+    print("\n".join(make(found[0])) or "nothing is missing")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
