@@ -18,6 +18,7 @@ from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
+from cpu_backend.worker.speculation import CPURejectionSampler
 from cpu_backend.worker.step_replay import StepReplay
 
 logger = init_logger("vllm.cpu_backend")
@@ -31,6 +32,8 @@ class CPUModelRunner(HostCPUModelRunner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sampler.__class__ = CPUSampler  # its rejection sampler holds the same object
+        if hasattr(self, "rejection_sampler"):
+            self.rejection_sampler.__class__ = CPURejectionSampler
         self._has_media = False
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -79,7 +82,6 @@ class CPUModelRunner(HostCPUModelRunner):
             and config.parallel_config.pipeline_parallel_size == 1
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and config.lora_config is None
-            and config.speculative_config is None
             and config.kv_transfer_config is None
         )
 
