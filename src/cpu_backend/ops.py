@@ -199,15 +199,8 @@ def look_up_drafts(
     a request's last tokens must have occurred before, at least and at most.  Of the places where
     the most of them did the first counts.  No request is drafted beyond ``max_length`` tokens.
     """
-    least, most = match
     found = torch.ops.cpu_backend.look_up_drafts.default(
-        torch.from_numpy(tokens),
-        torch.from_numpy(lengths),
-        requests,
-        least,
-        most,
-        drafts,
-        max_length,
+        torch.from_numpy(tokens), torch.from_numpy(lengths), requests, *match, drafts, max_length
     )
     return [[token for token in row if token >= 0] for row in found.tolist()]
 

@@ -41,7 +41,8 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 @dataclass
 class Answers:
-    """alone, together, and once more: greedy tokens of each prompt; drafted, accepted: of all."""
+    """Tokens of each prompt alone, together, and together from the prefix cache; drafted, accepted:
+    of all."""
 
     alone: list[list[int]]
     together: list[list[int]]
@@ -58,20 +59,21 @@ def ask(engine: Offline, vocabulary: int) -> Answers:
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    # Chooses the same tokens by way of draws, acceptance and recovery.
+    sure = SamplingParams(temperature=0.8, top_k=1, max_tokens=NEW_TOKENS, ignore_eos=True)
     given = [{"prompt_token_ids": ids} for ids in prompts(vocabulary)]
 
-    def tokens(batch: list[dict[str, Any]]) -> list[list[int]]:
-        outputs = engine.generate(batch, greedy, use_tqdm=False)
+    def tokens(batch: list[dict[str, Any]], *sampling: SamplingParams) -> list[list[int]]:
+        settings = [sampling[i % len(sampling)] for i in range(len(batch))]
+        outputs = engine.generate(batch, settings, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     before = _counts(engine)
     engine.reset_prefix_cache()
-    alone = [tokens([prompt])[0] for prompt in given]
+    alone = [tokens([prompt], greedy)[0] for prompt in given]
     engine.reset_prefix_cache()
-    answers = alone, tokens(given), tokens(given)  # the last from the prefix cache
-    drafted, accepted = (
-        now - then for now, then in zip(_counts(engine), before, strict=True)
-    )
+    answers = alone, tokens(given, greedy, sure), tokens(given, sure, greedy)
+    drafted, accepted = (now - then for now, then in zip(_counts(engine), before, strict=True))
     return Answers(*answers, drafted, accepted)
 
 
@@ -123,7 +125,11 @@ def test_greedy_tokens_are_those_without_it(
         speculative = {"method": "draft_model", "model": target}
     elif kind == "half of it":
         half = drafts.write_first_layers(source, folder / "half", LAYERS // 2)
-        speculative = {"method": "draft_model", "model": str(half)}
+        speculative = {
+            "method": "draft_model",
+            "model": str(half),
+            "draft_sample_method": "probabilistic",
+        }
     else:
         head = drafts.write_head(source, folder / kind, kind)
         speculative = {"method": kind, "model": str(head)}

@@ -26,7 +26,9 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 @pytest.mark.parametrize("method", ["ngram_gpu", "medusa", "custom_class"])
 def test_methods_of_speculation(model_path: str, method: str) -> None:
     model = {} if method == "ngram_gpu" else {"model": model_path}
-    with pytest.raises(ConfigError, match=rf"drafts by {method} are not .* choose .* ngram, suffix"):
+    with pytest.raises(
+        ConfigError, match=rf"drafts by {method} are not .* choose .* ngram, suffix"
+    ):
         _configure(model_path, speculative_config=NGRAM | model | {"method": method})
 
 

@@ -100,9 +100,7 @@ def test_random(
 @INTEGERS
 @pytest.mark.parametrize("certain", [True, False], ids=["certain drafts", "probable drafts"])
 @pytest.mark.parametrize("size", [1, 7, 64, 65, VOCABULARY])
-def test_recovered(
-    integer: torch.dtype, certain: bool, size: int, seeded: torch.Generator
-) -> None:
+def test_recovered(integer: torch.dtype, certain: bool, size: int, seeded: torch.Generator) -> None:
     target, draft = (_probabilities(seeded, TOKENS, size) for _ in range(2))
     draft[2] = target[2]  # nothing is left: any token of the vocabulary, by the host the first
     drafts = _ids(seeded, TOKENS, most=size)
@@ -165,7 +163,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @INTEGERS
 def test_inputs(integer: torch.dtype) -> None:
-    """Six requests with 3, 0, 1, 4, 0 and 2 drafts, the second and the last in chunks of prompts."""
+    """Six requests with 3, 0, 1, 4, 0 and 2 drafts; the second is in its prompt."""
     starts = torch.tensor([0, 4, 9, 11, 16, 17, 20]).to(integer)
     valid = torch.tensor([4, 0, 1, 3, 1, 1]).to(integer)
     at, rejected = (torch.full((6,), -7, dtype=integer) for _ in range(2))
@@ -308,7 +306,7 @@ def test_drafts_from_text(alphabet: int, seeded: torch.Generator) -> None:
     tokens = _ids(seeded, rows, room, most=alphabet).to(torch.int32)
     lengths = _ids(seeded, rows, most=room).to(torch.int32)
     lengths[:4] = torch.tensor([0, 1, 2, room])
-    asked = list(range(rows - 1, -1, -2)) + [0]
+    asked = [*range(rows - 1, -1, -2), 0]
     found = ops.look_up_drafts(tokens.numpy(), lengths.numpy(), asked, (2, 4), count, room)
     for row, drafts in zip(asked, found, strict=True):
         text = tokens[row, : lengths[row]].tolist()
