@@ -12,6 +12,7 @@
 #include "dispatch/select.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
+#include "torch_ops/speculation.h"
 
 namespace cpu_backend {
 
@@ -123,6 +124,62 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, "
          "Tensor repetition_penalties) -> ()",
          apply_repetition_penalties);
+  define(m,
+         "expand_kernel_impl(Tensor(a0!) output, Tensor input, Tensor cu_num_tokens, "
+         "SymInt replace_from, SymInt replace_to) -> ()",
+         expand);
+  define(m,
+         "rejection_greedy_sample_kernel_impl(Tensor(a0!) output_token_ids, "
+         "Tensor cu_num_draft_tokens, Tensor draft_token_ids, Tensor target_argmax, "
+         "Tensor bonus_token_ids, Tensor? is_greedy, SymInt max_spec_len) -> ()",
+         reject_greedy);
+  define(m,
+         "rejection_random_sample_kernel_impl(Tensor(a0!) output_token_ids, "
+         "Tensor cu_num_draft_tokens, Tensor draft_token_ids, Tensor? draft_probs, "
+         "Tensor target_probs, Tensor bonus_token_ids, Tensor recovered_token_ids, "
+         "Tensor uniform_probs, Tensor? is_greedy, SymInt max_spec_len, SymInt vocab_size, "
+         "bool no_draft_probs) -> ()",
+         reject_random);
+  define(m,
+         "sample_recovered_tokens_kernel_impl(Tensor(a0!) output_token_ids, "
+         "Tensor cu_num_draft_tokens, Tensor draft_token_ids, Tensor? draft_probs, "
+         "Tensor target_probs, Tensor inv_q, SymInt vocab_size, bool no_draft_probs) -> ()",
+         sample_recovered);
+  define(m,
+         "eagle_prepare_inputs_padded_kernel_impl(Tensor cu_num_draft_tokens, "
+         "Tensor valid_sampled_tokens_count, Tensor query_start_loc_gpu, "
+         "Tensor(a3!) token_indices_to_sample, Tensor(a4!) num_rejected_tokens_gpu, "
+         "SymInt num_reqs) -> ()",
+         eagle_inputs);
+  define(m,
+         "eagle_prepare_next_token_padded_kernel_impl(Tensor sampled_token_ids, "
+         "Tensor discard_request_mask, Tensor backup_next_token_ids, Tensor(a3!) next_token_ids, "
+         "Tensor(a4!) valid_sampled_tokens_count, SymInt vocab_size, "
+         "SymInt num_sampled_tokens_per_req, SymInt num_reqs) -> ()",
+         eagle_next_tokens);
+  define(m,
+         "eagle_step_slot_mapping_metadata_kernel_impl(Tensor positions, Tensor block_table, "
+         "Tensor(a2!) seq_lens, Tensor(a3!) out_clamped_positions, Tensor(a4!) out_slot_mapping, "
+         "SymInt block_size, SymInt max_model_len, SymInt PAD_ID) -> ()",
+         eagle_step);
+  define(m,
+         "copy_and_expand_eagle_inputs_kernel_impl(Tensor target_token_ids, "
+         "Tensor target_positions, Tensor next_token_ids, Tensor(a3!) out_input_ids, "
+         "Tensor(a4!) out_positions, Tensor(a5!) out_is_rejected_token_mask, "
+         "Tensor(a6!) out_is_masked_token_mask, Tensor(a7!) out_new_token_indices, "
+         "Tensor(a8!) out_hidden_state_mapping, Tensor query_start_loc, Tensor query_end_loc, "
+         "SymInt padding_token_id, SymInt parallel_drafting_token_id, SymInt total_input_tokens, "
+         "SymInt num_padding_slots_per_request, bool shift_input_ids) -> ()",
+         expand_eagle_inputs);
+  define(m,
+         "copy_and_expand_dflash_inputs_kernel_impl(Tensor next_token_ids, "
+         "Tensor target_positions, Tensor(a2!) out_input_ids, Tensor(a3!) out_context_positions, "
+         "Tensor(a4!) out_query_positions, Tensor(a5!) out_context_slot_mapping, "
+         "Tensor(a6!) out_query_slot_mapping, Tensor(a7!) out_token_indices, Tensor block_table, "
+         "Tensor query_start_loc, Tensor? num_rejected_tokens, SymInt parallel_drafting_token_id, "
+         "SymInt block_size, SymInt num_query_per_req, SymInt num_speculative_tokens, "
+         "SymInt total_input_tokens, bool has_num_rejected) -> ()",
+         expand_dflash_inputs);
   define(m, "init_cpu_memory_env(SymInt[] node_ids) -> ()", init_cpu_memory_env, kNoDevice);
 
 #if defined(__linux__)
@@ -173,6 +230,10 @@ TORCH_LIBRARY(cpu_backend, m) {
       "apply_penalties_(Tensor! logits, Tensor prompt, Tensor output, Tensor output_start, "
       "Tensor repetition, Tensor frequency, Tensor presence) -> ()");
   m.impl("apply_penalties_", torch::dispatch(c10::DispatchKey::CPU, apply_penalties));
+  m.def(
+      "look_up_drafts(Tensor tokens, Tensor lengths, int[] requests, int least, int most, "
+      "int drafts, int max_length) -> Tensor");
+  m.impl("look_up_drafts", torch::dispatch(c10::DispatchKey::CPU, look_up_drafts));
   m.def("pack_linear(Tensor weight, int parts) -> int");
   m.impl("pack_linear", torch::dispatch(c10::DispatchKey::CPU, pack_linear));
   m.def("linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()");

@@ -26,16 +26,7 @@ def check(model: Any) -> None:
 
     model: the host's ModelConfig.  Raises ConfigError.
     """
-    missing = ""
-    if model.use_mla:
-        missing = "multi-head latent attention (MLA)"
-    elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
-        missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
-    if missing:
-        raise ConfigError(
-            f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
-            "choose a model whose layers all attend to keys and values."
-        )
+    check_layers(model)
     kind = model.hf_config.model_type
     if kind == "hrm_text" and not model.hf_config.prefix_lm:
         raise ConfigError(
@@ -49,6 +40,20 @@ def check(model: Any) -> None:
         )
     if not is_compared(model.architecture):
         _warn(model.architecture)
+
+
+def check_layers(model: Any) -> None:
+    """Refuse a model, or a draft model, whose layers this backend does not have."""
+    missing = ""
+    if model.use_mla:
+        missing = "multi-head latent attention (MLA)"
+    elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
+        missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
+    if missing:
+        raise ConfigError(
+            f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
+            "choose a model whose layers all attend to keys and values."
+        )
 
 
 @functools.cache  # the host makes several configurations of a model

@@ -26,7 +26,7 @@ from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.runtime.sysfs import format_cpu_list
 
 if TYPE_CHECKING:
-    from cpu_backend import ops  # loads torch, which may be missing where this is asked
+    pass  # loads torch, which may be missing where this is asked
 
 GIB = 1 << 30
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -137,6 +138,26 @@ def apply_penalties(
     torch.ops.cpu_backend.apply_penalties_.default(
         logits, prompt, output, output_start, repetition, frequency, presence
     )
+
+
+def look_up_drafts(
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    requests: list[int],
+    match: tuple[int, int],
+    drafts: int,
+    max_length: int,
+) -> list[list[int]]:
+    """For each of the requests at most ``drafts`` tokens that followed its last ones before.
+
+    tokens [requests, tokens] int32, of which the first lengths [requests] count; match: how many of
+    a request's last tokens must have occurred before, at least and at most.  Of the places where
+    the most of them did the first counts.  No request is drafted beyond ``max_length`` tokens.
+    """
+    found = torch.ops.cpu_backend.look_up_drafts.default(
+        torch.from_numpy(tokens), torch.from_numpy(lengths), requests, *match, drafts, max_length
+    )
+    return [[token for token in row if token >= 0] for row in found.tolist()]
 
 
 class _ReadsOutsideOfTorch(TorchFunctionMode):

@@ -16,10 +16,11 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import architectures, envs, ops, providers
+from cpu_backend import architectures, envs, ops, providers, speculation
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import engine_arguments, slot_mapping
+from cpu_backend.host import speculation as speculation_kernels
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, advise
 from cpu_backend.runtime.machines import use_network_towards
@@ -92,8 +93,9 @@ class CpuBackendPlatform(CpuPlatform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        """The one Triton kernel that serving on the host's V1 runner calls."""
+        """The Triton kernels that the host's V1 runner calls, as ops."""
         slot_mapping.register()
+        speculation_kernels.register()
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -149,10 +151,7 @@ class CpuBackendPlatform(CpuPlatform):
 
 
 def _refuse_missing_features(config: VllmConfig) -> None:
-    if config.speculative_config is not None:
-        raise ConfigError(
-            "speculative decoding is not supported on the CPU yet: leave --speculative-config out."
-        )
+    speculation.check(config.speculative_config)
     if config.profiler_config.profiler not in (None, "torch"):
         raise ConfigError(
             f"the {config.profiler_config.profiler} profiler needs a GPU: "

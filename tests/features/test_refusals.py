@@ -23,11 +23,27 @@ def _configure(model: str | Path, **options: Any) -> Any:
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 
 
-@pytest.mark.parametrize("draft", ["ngram", "model"])
-def test_speculative_decoding(model_path: str, draft: str) -> None:
-    speculative = NGRAM if draft == "ngram" else {"model": model_path, "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match=r"speculative decoding .* --speculative-config"):
-        _configure(model_path, speculative_config=speculative)
+@pytest.mark.parametrize("method", ["ngram_gpu", "medusa", "custom_class"])
+def test_methods_of_speculation(model_path: str, method: str) -> None:
+    model = {} if method == "ngram_gpu" else {"model": model_path}
+    with pytest.raises(
+        ConfigError, match=rf"drafts by {method} are not .* choose .* ngram, suffix"
+    ):
+        _configure(model_path, speculative_config=NGRAM | model | {"method": method})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 1.5},
+        {"rejection_sample_method": "block"},
+        {"num_speculative_tokens_per_batch_size": [(1, 4, 2)]},
+    ],
+    ids=lambda option: " ".join(map(str, option.values())),
+)
+def test_options_of_speculation(model_path: str, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(option))} of --speculative-config is not"):
+        _configure(model_path, speculative_config=NGRAM | option)
 
 
 def test_profilers_of_a_gpu(model_path: str) -> None:

@@ -14,6 +14,40 @@ import pytest
 HOST = """
 apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, \
 Tensor repetition_penalties) -> ()
+copy_and_expand_dflash_inputs_kernel_impl(Tensor next_token_ids, Tensor target_positions, \
+Tensor! out_input_ids, Tensor! out_context_positions, Tensor! out_query_positions, \
+Tensor! out_context_slot_mapping, Tensor! out_query_slot_mapping, Tensor! out_token_indices, \
+Tensor block_table, Tensor query_start_loc, Tensor? num_rejected_tokens, \
+SymInt parallel_drafting_token_id, SymInt block_size, SymInt num_query_per_req, \
+SymInt num_speculative_tokens, SymInt total_input_tokens, bool has_num_rejected) -> ()
+copy_and_expand_eagle_inputs_kernel_impl(Tensor target_token_ids, Tensor target_positions, \
+Tensor next_token_ids, Tensor! out_input_ids, Tensor! out_positions, \
+Tensor! out_is_rejected_token_mask, Tensor! out_is_masked_token_mask, \
+Tensor! out_new_token_indices, Tensor! out_hidden_state_mapping, Tensor query_start_loc, \
+Tensor query_end_loc, SymInt padding_token_id, SymInt parallel_drafting_token_id, \
+SymInt total_input_tokens, SymInt num_padding_slots_per_request, bool shift_input_ids) -> ()
+eagle_prepare_inputs_padded_kernel_impl(Tensor cu_num_draft_tokens, \
+Tensor valid_sampled_tokens_count, Tensor query_start_loc_gpu, Tensor! token_indices_to_sample, \
+Tensor! num_rejected_tokens_gpu, SymInt num_reqs) -> ()
+eagle_prepare_next_token_padded_kernel_impl(Tensor sampled_token_ids, \
+Tensor discard_request_mask, Tensor backup_next_token_ids, Tensor! next_token_ids, \
+Tensor! valid_sampled_tokens_count, SymInt vocab_size, SymInt num_sampled_tokens_per_req, \
+SymInt num_reqs) -> ()
+eagle_step_slot_mapping_metadata_kernel_impl(Tensor positions, Tensor block_table, \
+Tensor! seq_lens, Tensor! out_clamped_positions, Tensor! out_slot_mapping, SymInt block_size, \
+SymInt max_model_len, SymInt PAD_ID) -> ()
+expand_kernel_impl(Tensor! output, Tensor input, Tensor cu_num_tokens, SymInt replace_from, \
+SymInt replace_to) -> ()
+rejection_greedy_sample_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
+Tensor draft_token_ids, Tensor target_argmax, Tensor bonus_token_ids, Tensor? is_greedy, \
+SymInt max_spec_len) -> ()
+rejection_random_sample_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
+Tensor draft_token_ids, Tensor? draft_probs, Tensor target_probs, Tensor bonus_token_ids, \
+Tensor recovered_token_ids, Tensor uniform_probs, Tensor? is_greedy, SymInt max_spec_len, \
+SymInt vocab_size, bool no_draft_probs) -> ()
+sample_recovered_tokens_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
+Tensor draft_token_ids, Tensor? draft_probs, Tensor target_probs, Tensor inv_q, \
+SymInt vocab_size, bool no_draft_probs) -> ()
 compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, Tensor block_table, \
 Tensor! slot_mapping, SymInt block_size) -> ()
 cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, Tensor! output, \
@@ -73,6 +107,8 @@ keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
 linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
+look_up_drafts(Tensor tokens, Tensor lengths, int[] requests, int least, int most, int drafts, \
+int max_length) -> Tensor
 multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
 pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \

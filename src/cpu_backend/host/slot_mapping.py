@@ -1,4 +1,4 @@
-"""The one Triton kernel that serving on the V1 runner calls, as an op.
+"""The Triton kernel that every step on the V1 runner calls, as an op.
 
 What: worker/slot_mapping.py in the place of ``ComputeSlotMappingKernel``.
 Why: Triton does not compile for CPUs here.

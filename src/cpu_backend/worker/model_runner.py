@@ -13,13 +13,14 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend import providers
-from cpu_backend.attention.backend import StepMetadata
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.runtime.reservations import Reservations
+from cpu_backend.worker.draft_replay import DraftReplay
 from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
-from cpu_backend.worker.step_replay import StepReplay
+from cpu_backend.worker.speculation import CPURejectionSampler
+from cpu_backend.worker.step_replay import StepReplay, distinct
 
 logger = init_logger("vllm.cpu_backend")
 
@@ -32,6 +33,8 @@ class CPUModelRunner(HostCPUModelRunner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sampler.__class__ = CPUSampler  # its rejection sampler holds the same object
+        if hasattr(self, "rejection_sampler"):
+            self.rejection_sampler.__class__ = CPURejectionSampler
         self._has_media = False
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -40,19 +43,33 @@ class CPUModelRunner(HostCPUModelRunner):
         providers.prepare()
         super().load_model(load_dummy_weights)
         self._check_cache_type()
+        draft_model = self.get_draft_model()
         if self.lora_config is None:  # adapters add to the projection's own result
             activate_in_linear(self.get_model())
+            if draft_model is not None:
+                activate_in_linear(draft_model)
         if not providers.replayable():
             self._tell(
                 "steps are not recorded, and a row's bits depend on its batch, with other "
                 "providers than native"
             )
         self.load_seconds = time.perf_counter() - start
-        self.step_replay = (
-            StepReplay(self._memory, _all_ranks_agree, self._tell)
-            if self._replays_steps()
-            else None
-        )
+        self.step_replay = None
+        if self._replays_steps():
+            self.step_replay = StepReplay(self._memory, _all_ranks_agree, self._tell)
+            if draft_model is not None:
+                self._replay_drafts(draft_model)
+
+    def _replay_drafts(self, draft_model: torch.nn.Module) -> None:
+        """Record the draft model's forwards as the model's own."""
+
+        def memory() -> list[torch.Tensor]:
+            return [*model_memory(draft_model), *self.kv_caches]
+
+        def tell(sentence: str) -> None:
+            self._tell(f"of the draft model, {sentence}")
+
+        DraftReplay(draft_model, StepReplay(memory, _all_ranks_agree, tell))
 
     def _check_cache_type(self) -> None:
         """Raise ConfigError where the model does not give its KV cache the type asked for."""
@@ -87,7 +104,6 @@ class CPUModelRunner(HostCPUModelRunner):
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and config.lora_config is None
             and providers.replayable()
-            and config.speculative_config is None
             and config.kv_transfer_config is None
         )
 
@@ -117,7 +133,7 @@ class CPUModelRunner(HostCPUModelRunner):
             """Models add to what they are given, which a recorded step has to find unchanged."""
             return forward(None if inputs_embeds is None else inputs_embeds.clone())
 
-        groups = _distinct(get_forward_context().attn_metadata)
+        groups = distinct(get_forward_context().attn_metadata)
         if (
             self.step_replay is None
             or positions is None
@@ -130,7 +146,12 @@ class CPUModelRunner(HostCPUModelRunner):
         # Tokens are in the last dimension; the host embeds them itself where images may be.
         embedded = None if inputs_embeds is None else inputs_embeds.T
         inputs = tuple(given for given in (positions, input_ids, embedded) if given is not None)
-        return self.step_replay.run(forward_of_copy, inputs, groups)
+        if not self.use_aux_hidden_state_outputs:
+            return self.step_replay.run(forward_of_copy, inputs, groups)
+        # A recording gives one tensor; these are equally wide.
+        states = self.step_replay.run(lambda: _joined(forward_of_copy()), inputs, groups)
+        hidden, *others = states.split(self.model_config.get_hidden_size(), dim=-1)
+        return hidden, others
 
     def warm_up(self) -> float:
         """One small forward, so that the first request meets touched pages and started threads.
@@ -142,6 +163,12 @@ class CPUModelRunner(HostCPUModelRunner):
         return time.perf_counter() - start
 
 
+def _joined(states: tuple[torch.Tensor, list[torch.Tensor]]) -> torch.Tensor:
+    """The last layer's states [tokens, hidden] beside those that EAGLE-3 reads of layers before."""
+    last, others = states
+    return torch.cat([last, *others], dim=-1)
+
+
 def _all_ranks_agree(answer: bool) -> bool:
     """Whether every rank of this one's tensor-parallel group says yes."""
     group = get_tp_group()
@@ -150,11 +177,3 @@ def _all_ranks_agree(answer: bool) -> bool:
     votes = torch.tensor([answer], dtype=torch.int32)
     torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN, group.cpu_group)
     return bool(votes.item())
-
-
-def _distinct(metadata: Any) -> list[StepMetadata]:
-    """The metadata objects of a step, which layers share; none where any layer has another kind."""
-    if not isinstance(metadata, dict):
-        return []
-    groups = list({id(group): group for group in metadata.values()}.values())
-    return groups if all(isinstance(group, StepMetadata) for group in groups) else []

@@ -1,4 +1,4 @@
-"""The V1 runner's one Triton kernel, as an op."""
+"""The Triton kernel of every step on the V1 runner, as an op."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.logger import init_logger
@@ -141,6 +142,14 @@ class StepReplay:
         self.given_up = reason
         self._recorded.clear()
         self._tell(f"steps are not replayed with this model: {reason}")
+
+
+def distinct(metadata: Any) -> list[StepMetadata]:
+    """The metadata objects of a step, which layers share; none where any layer has another kind."""
+    if not isinstance(metadata, dict):
+        return []
+    groups = list({id(group): group for group in metadata.values()}.values())
+    return groups if all(isinstance(group, StepMetadata) for group in groups) else []
 
 
 def _is_repeatable(group: StepMetadata, tokens: int) -> bool:

@@ -19,7 +19,7 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from cpu_backend import host, info, ops
+from cpu_backend import host, info, ops, speculation
 from cpu_backend.layers import linear
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
@@ -134,6 +134,8 @@ class CPUWorker(Worker):
         if self.slot == 0:
             for line in info.banner(self.library, str(self.model_config.dtype)):
                 logger.info("cpu_backend: %s", line)
+            if self.speculative_config is not None:
+                logger.info("cpu_backend: %s", speculation.describe(self.speculative_config))
         logger.info("cpu_backend: %s", self.binding)
         logger.info(
             "cpu_backend: ready %.1f s after the worker started (loading and packing %.1f s, "

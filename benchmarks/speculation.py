@@ -1,0 +1,92 @@
+"""Tokens per second of one request with and without speculative decoding, in turns.
+
+``python -m benchmarks.speculation [--tokens 128] [--rounds 5] [CONFIG]``, CONFIG being what
+``--speculative-config`` takes.  Both engines are alive at once, on the demo model in bf16; the
+request asks for the rest of a text that repeats itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 4,
+}
+TEXT = (
+    "The quick brown fox jumps over the lazy dog while the cat sleeps on the warm red carpet "
+    "near the window. "
+)
+
+_engine: Any = None  # in the process of the engine
+
+
+def _start(speculative: dict[str, Any] | None) -> None:
+    global _engine
+    from vllm import LLM
+
+    from cpu_backend.demo_model import store
+
+    _engine = LLM(
+        str(store.find_or_fetch()),
+        device="cpu",
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=4,
+        enable_prefix_caching=True,
+        speculative_config=speculative,
+    )
+
+
+def _answer(tokens: int) -> tuple[float, list[int]]:
+    """Seconds, and the answer."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    begin = time.perf_counter()
+    [output] = _engine.generate([TEXT * 6], sampling, use_tqdm=False)
+    return time.perf_counter() - begin, list(output.outputs[0].token_ids)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speculation", description=__doc__)
+    parser.add_argument("config", nargs="?", type=json.loads, default=NGRAM)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    context = get_context("spawn")
+    plain, speculating = (ProcessPoolExecutor(1, mp_context=context) for _ in range(2))
+    plain.submit(_start, None).result()
+    speculating.submit(_start, arguments.config).result()
+    ratios = []
+    for turn in range(-3, arguments.rounds):  # in the first turns steps are recorded
+        before, expected = plain.submit(_answer, arguments.tokens).result()
+        after, found = speculating.submit(_answer, arguments.tokens).result()
+        if turn < 0:
+            continue
+        ratios.append(before / after)
+        print(
+            f"{arguments.tokens / before:6.1f} and {arguments.tokens / after:6.1f} tokens/s, "
+            f"{ratios[-1]:.2f} times; the same tokens: {found == expected}",
+            flush=True,
+        )
+    print(f"median: {statistics.median(ratios):.2f} times")
+    for pool in (plain, speculating):
+        pool.submit(_stop).result()
+        pool.shutdown()
+
+
+def _stop() -> None:
+    _engine.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Which ways of speculative decoding run here, and the words for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_backend import architectures
+from cpu_backend.errors import ConfigError
+
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+# Drafts of these come from a model of their own, or from a head on the target's.
+_OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")
+
+
+def check(speculation: Any) -> None:
+    """Refuse what does not run, before anything is loaded.
+
+    speculation: the host's SpeculativeConfig, or None.  Raises ConfigError.
+    """
+    if speculation is None:
+        return
+    if speculation.method not in METHODS:
+        raise ConfigError(
+            f"drafts by {speculation.method} are not supported on the CPU: choose the method "
+            f"{', '.join(METHODS[:-1])} or {METHODS[-1]} of --speculative-config."
+        )
+    refused = {
+        "rejection_sample_method": speculation.rejection_sample_method != "standard",
+        "parallel_drafting": speculation.parallel_drafting,
+        "use_heterogeneous_vocab": speculation.use_heterogeneous_vocab,
+        "num_speculative_tokens_per_batch_size": speculation.uses_dynamic_speculative_decoding(),
+    }
+    for name in (name for name, given in refused.items() if given):
+        raise ConfigError(
+            f"{name} of --speculative-config is not supported on the CPU yet: leave it out."
+        )
+    if speculation.uses_draft_kv_cache():
+        draft = speculation.draft_model_config
+        if draft.hf_config.model_type in _OWN_PROPOSERS:
+            raise ConfigError(
+                f"drafts by {draft.architecture} are not supported on the CPU yet: "
+                "choose another draft model, or the method ngram."
+            )
+        architectures.check_layers(draft)
+
+
+def describe(speculation: Any) -> str:
+    """For the start-up line: how many tokens are drafted, and by what."""
+    by = {
+        "ngram": "from the request's own text (ngram)",
+        "suffix": "from the text of requests (suffix)",
+        "mtp": "by the model's own heads (mtp)",
+    }
+    tokens = speculation.num_speculative_tokens
+    how = by.get(speculation.method) or f"by {speculation.model} ({speculation.method})"
+    return f"speculative decoding: up to {tokens} token{'' if tokens == 1 else 's'} drafted {how}"

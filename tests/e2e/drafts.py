@@ -1,0 +1,126 @@
+"""Models that draft for the demo model: its first layers, and heads of random numbers.
+
+A head of random numbers is nearly always wrong, and what it drafts must change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.zoo import build
+
+DRAFT_VOCABULARY = 2000  # of the EAGLE-3 head: every tenth of the target's tokens
+
+
+def write_first_layers(source: Path, target: Path, layers: int) -> Path:
+    """Copy the checkpoint ``source`` to ``target`` with its first ``layers`` alone."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": layers}
+    (target / "config.json").write_text(json.dumps(config))
+    weights = {
+        name: weight
+        for name, weight in load_file(source / "model.safetensors").items()
+        if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+    }
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def write_head(source: Path, target: Path, kind: str) -> Path:
+    """Write an EAGLE head for the Llama checkpoint ``source``; kind: "eagle" or "eagle3"."""
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": 1}
+    config["tie_word_embeddings"] = False
+    hidden, inner, head = (
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["head_dim"],
+    )
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    is_third = kind == "eagle3"
+    layer = "midlayer" if is_third else "layers.0"
+    read = 2 * hidden if is_third else hidden
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{layer}.self_attn.q_proj": (query, read),
+        f"{layer}.self_attn.k_proj": (key, read),
+        f"{layer}.self_attn.v_proj": (key, read),
+        f"{layer}.self_attn.o_proj": (hidden, query),
+        f"{layer}.mlp.gate_proj": (inner, hidden),
+        f"{layer}.mlp.up_proj": (inner, hidden),
+        f"{layer}.mlp.down_proj": (hidden, inner),
+        f"{layer}.post_attention_layernorm": (hidden,),
+        "fc": (hidden, (3 if is_third else 2) * hidden),
+    }
+    if is_third:
+        config |= {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": DRAFT_VOCABULARY,
+            "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+        }
+        shapes |= {
+            f"{layer}.hidden_norm": (hidden,),
+            f"{layer}.input_layernorm": (hidden,),
+            "norm": (hidden,),
+            "lm_head": (DRAFT_VOCABULARY, hidden),
+        }
+    weights = random_weights(shapes)
+    if is_third:
+        weights["d2t"] = torch.arange(DRAFT_VOCABULARY) * 9
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def write_with_own_head(target: Path) -> Path:
+    """Write a small random ERNIE 4.5 mixture with a layer that predicts the token after next."""
+    spec = build.Spec(
+        "Ernie4_5_MoeForCausalLM",
+        "ERNIE 4.5 with its head",
+        "ernie4_5_moe",
+        {"moe_layer_end_index": 2, "moe_num_shared_experts": 1},
+    )
+    build.build(spec, target)
+    config: dict[str, Any] = json.loads((target / "config.json").read_text())
+    config["num_nextn_predict_layers"] = 1
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes = {
+        "mtp_emb_norm.0": (hidden,),
+        "mtp_hidden_norm.0": (hidden,),
+        "mtp_linear_proj.0": (hidden, 2 * hidden),
+        "mtp_block.0.self_attn.q_proj": (query, hidden),
+        "mtp_block.0.self_attn.k_proj": (key, hidden),
+        "mtp_block.0.self_attn.v_proj": (key, hidden),
+        "mtp_block.0.self_attn.o_proj": (hidden, query),
+        "mtp_block.0.mlp.gate_proj": (inner, hidden),
+        "mtp_block.0.mlp.up_proj": (inner, hidden),
+        "mtp_block.0.mlp.down_proj": (hidden, inner),
+        "mtp_block.0.input_layernorm": (hidden,),
+        "mtp_block.0.post_attention_layernorm": (hidden,),
+    }
+    weights = load_file(target / "model.safetensors")
+    dtype = next(iter(weights.values())).dtype
+    weights |= {
+        f"model.{name}": weight.to(dtype) for name, weight in random_weights(shapes).items()
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Matrices of small random numbers and norms of ones, from a fixed seed."""
+    seeded = torch.Generator().manual_seed(7)
+    return {
+        f"{name}.weight": torch.ones(shape)
+        if len(shape) == 1
+        else torch.randn(shape, generator=seeded) / shape[-1] ** 0.5
+        for name, shape in shapes.items()
+    }

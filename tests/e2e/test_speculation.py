@@ -1,0 +1,158 @@
+"""Speculative decoding changes how fast tokens come, never which: greedy fp32 tokens are those of
+the same engine without it, and sampled ones have the same distribution.
+
+The target is the demo model's first layers, which say nothing, but repeat themselves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import drafts
+from tests.features.offline import Offline
+
+NEW_TOKENS = 16
+LAYERS = 6
+DRAFTS = 3
+# Steps of 64 tokens: longer prompts come in chunks, beside requests that verify drafts.
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+    "block_size": 16,
+    "disable_log_stats": False,
+}
+NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+
+
+def prompts(vocabulary: int) -> list[list[int]]:
+    """Of 3 to 300 tokens; some repeat a phrase."""
+    generator = random.Random(3)
+    phrases = [[generator.randrange(3, vocabulary) for _ in range(n)] for n in (3, 7, 40, 300, 25)]
+    return [*phrases[:4], phrases[4] * 5 + phrases[4][:4], phrases[1] * 9]
+
+
+@dataclass
+class Answers:
+    """Tokens of each prompt alone, together, and together from the prefix cache; drafted, accepted:
+    of all."""
+
+    alone: list[list[int]]
+    together: list[list[int]]
+    again: list[list[int]]
+    drafted: float
+    accepted: float
+
+    @property
+    def tokens(self) -> tuple[list[list[int]], ...]:
+        return self.alone, self.together, self.again
+
+
+def ask(engine: Offline, vocabulary: int) -> Answers:
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    # Chooses the same tokens by way of draws, acceptance and recovery.
+    sure = SamplingParams(temperature=0.8, top_k=1, max_tokens=NEW_TOKENS, ignore_eos=True)
+    given = [{"prompt_token_ids": ids} for ids in prompts(vocabulary)]
+
+    def tokens(batch: list[dict[str, Any]], *sampling: SamplingParams) -> list[list[int]]:
+        settings = [sampling[i % len(sampling)] for i in range(len(batch))]
+        outputs = engine.generate(batch, settings, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    before = _counts(engine)
+    engine.reset_prefix_cache()
+    alone = [tokens([prompt], greedy)[0] for prompt in given]
+    engine.reset_prefix_cache()
+    answers = alone, tokens(given, greedy, sure), tokens(given, sure, greedy)
+    drafted, accepted = (now - then for now, then in zip(_counts(engine), before, strict=True))
+    return Answers(*answers, drafted, accepted)
+
+
+def _counts(engine: Offline) -> tuple[float, float]:
+    counted = {metric.name: getattr(metric, "value", 0) for metric in engine.get_metrics()}
+    names = ("num_draft_tokens", "num_accepted_tokens")
+    drafted, accepted = (counted.get(f"vllm:spec_decode_{name}", 0) for name in names)
+    return drafted, accepted
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("drafts")
+
+
+@pytest.fixture(scope="module")
+def target(model_path: str, folder: Path) -> str:
+    return str(drafts.write_first_layers(Path(model_path), folder / "target", LAYERS))
+
+
+@pytest.fixture(scope="module")
+def engine(target: str) -> Iterator[Offline]:
+    """Without speculation; the tests start others in its place."""
+    with Offline(target, **OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Offline) -> list[list[int]]:
+    answers = ask(engine, 49000)
+    assert answers.alone == answers.together == answers.again
+    assert answers.drafted == 0
+    return answers.alone
+
+
+def restart(engine: Offline, target: str, speculative: dict[str, Any], **options: Any) -> None:
+    speculative = {"num_speculative_tokens": DRAFTS} | speculative
+    engine.start(target, speculative_config=speculative, **OPTIONS | options)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "itself", "half of it", "eagle", "eagle3"])
+def test_greedy_tokens_are_those_without_it(
+    kind: str, engine: Offline, target: str, expected: list[list[int]], folder: Path
+) -> None:
+    source = Path(target)
+    if kind == "ngram":
+        speculative: dict[str, Any] = NGRAM
+    elif kind == "itself":
+        speculative = {"method": "draft_model", "model": target}
+    elif kind == "half of it":
+        half = drafts.write_first_layers(source, folder / "half", LAYERS // 2)
+        speculative = {
+            "method": "draft_model",
+            "model": str(half),
+            "draft_sample_method": "probabilistic",
+        }
+    else:
+        head = drafts.write_head(source, folder / kind, kind)
+        speculative = {"method": kind, "model": str(head)}
+    restart(engine, target, speculative)
+    answers = ask(engine, 49000)
+    for tokens in answers.tokens:
+        assert tokens == expected
+    assert answers.drafted > 60
+    share = answers.accepted / answers.drafted
+    # A draft model that is the target is always right, or it has read the wrong tokens.
+    least, most = {"ngram": (0.5, 1), "itself": (0.97, 1), "half of it": (0.05, 0.95)}.get(
+        kind, (0, 0.5)
+    )
+    assert least <= share <= most, share
+
+
+def test_a_head_of_the_models_own(engine: Offline, folder: Path) -> None:
+    model = str(drafts.write_with_own_head(folder / "ernie"))
+    options = OPTIONS | {"skip_tokenizer_init": True}
+    engine.start(model, **options)
+    expected = ask(engine, 1000).alone
+    restart(engine, model, {"method": "mtp", "num_speculative_tokens": 1}, skip_tokenizer_init=True)
+    answers = ask(engine, 1000)
+    for tokens in answers.tokens:
+        assert tokens == expected
+    assert answers.drafted > 60
