@@ -4,6 +4,8 @@
 #include "kernels/attention.h"
 #include "kernels/combine.h"
 #include "kernels/copy.h"
+#include "kernels/delta_gates.h"
+#include "kernels/delta_rule.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/limits.h"
@@ -132,6 +134,19 @@ const KernelTable kTable = {
     sample_row,
     read_bytes,
     multiply_adds,
+    [](DType type, const DeltaGateArgs& args, Slice tokens) {
+      with_type(type, [&](auto t) { delta_gates<decltype(t)>(args, tokens); });
+    },
+    delta_scratch_floats,
+    [](DType type, DType state, const DeltaRuleArgs& args, int64_t item, float* scratch) {
+      with_type(type, [&](auto t) {
+        if (state == DType::kFloat32) {
+          delta_rule<decltype(t), float>(args, item, scratch);
+        } else {
+          delta_rule<decltype(t), decltype(t)>(args, item, scratch);
+        }
+      });
+    },
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE

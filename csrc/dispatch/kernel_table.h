@@ -53,6 +53,10 @@ struct KernelTable {
 
   uint32_t (*read_bytes)(const void* data, int64_t bytes);
   int64_t (*multiply_adds)(int64_t steps, float factor, float* result);
+
+  void (*delta_gates)(DType, const DeltaGateArgs&, Slice tokens);
+  int64_t (*delta_scratch_floats)(int64_t key_dim);
+  void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
 };
 
 }  // namespace cpu_backend

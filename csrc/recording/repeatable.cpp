@@ -35,6 +35,7 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::linear_act_and_mul", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
+    {"cpu_backend::gated_delta_rule", "out", "slots resumes query_start_loc", "", "states"},
     // torch's, on this project's kernel (torch_ops/elementwise.cpp)
     {"aten::gelu", "out"},
     {"aten::gelu_"},

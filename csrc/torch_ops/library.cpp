@@ -117,6 +117,30 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "Tensor block_table, Tensor(a3!) slot_mapping, SymInt block_size) -> ()",
          compute_slot_mapping);
 
+  define(
+      m,
+      "fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)",
+      fused_gdn_gating);
+  define(m,
+         "chunk_gated_delta_rule_cpu(Tensor query, Tensor key, Tensor value, Tensor g, "
+         "Tensor beta, Tensor initial_state, bool output_final_state, Tensor cu_seqlens, "
+         "bool head_first, bool use_qk_l2norm_in_kernel, Tensor initial_state_indices, "
+         "float eps=1e-5) -> (Tensor, Tensor)",
+         chunk_gated_delta_rule);
+  define(m,
+         "fused_sigmoid_gating_delta_rule_update_cpu(Tensor A_log, Tensor dt_bias, Tensor q, "
+         "Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) initial_state_source, "
+         "Tensor initial_state_indices, Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, "
+         "float softplus_beta=1., float softplus_threshold=20.) -> Tensor",
+         sigmoid_gating_delta_rule_update);
+  define(m,
+         "fused_sigmoid_gating_delta_rule_update_spec_cpu(Tensor A_log, Tensor dt_bias, Tensor q, "
+         "Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) initial_state_source, "
+         "Tensor spec_state_indices, Tensor num_accepted_tokens, Tensor cu_seqlens, "
+         "bool use_qk_l2norm_in_kernel, float softplus_beta=1., float softplus_threshold=20.) "
+         "-> Tensor",
+         sigmoid_gating_delta_rule_update_spec);
+
   define(m, "greedy_argmax(Tensor logits) -> Tensor", greedy_argmax);
   define(m, "fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", fused_gumbel_argmax);
   define(m,
@@ -142,7 +166,7 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
 
 TORCH_LIBRARY(cpu_backend, m) {
   m.class_<StepRecording>("StepRecording")
-      .def(torch::init<std::vector<at::Tensor>, std::vector<at::Tensor>>())
+      .def(torch::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("open", &StepRecording::open)
       .def("close", &StepRecording::close)
       .def("error", [](const c10::intrusive_ptr<StepRecording>& self) { return self->error(); })
@@ -185,6 +209,11 @@ TORCH_LIBRARY(cpu_backend, m) {
       "experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, "
       "Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()");
   m.impl("experts", torch::dispatch(c10::DispatchKey::CPU, experts));
+  m.def(
+      "gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, "
+      "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "
+      "Tensor query_start_loc) -> ()");
+  m.impl("gated_delta_rule", torch::dispatch(c10::DispatchKey::CPU, gated_delta_rule));
   m.def("read_bytes(Tensor data) -> int");
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);
