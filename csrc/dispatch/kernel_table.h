@@ -53,6 +53,14 @@ struct KernelTable {
 
   uint32_t (*read_bytes)(const void* data, int64_t bytes);
   int64_t (*multiply_adds)(int64_t steps, float factor, float* result);
+
+  int64_t conv_channels;  // of one call at most
+  int64_t (*causal_conv_scratch_floats)(int taps);
+  void (*causal_conv)(DType, const CausalConvArgs&, Slice channels, float* scratch);
+  int64_t scan_channels;  // of one item at most
+  int64_t (*state_scan_scratch_floats)(int64_t states);
+  void (*state_scan)(DType, DType state, const StateScanArgs&, const StateScanItem&,
+                     float* scratch);
 };
 
 }  // namespace cpu_backend

@@ -47,6 +47,7 @@ class StepTensor {
     return static_cast<T*>(impl_->mutable_data());
   }
   int64_t stride(int64_t dim) const { return impl_->stride(dim); }
+  int64_t size(int64_t dim) const { return impl_->size(dim); }
 
  private:
   c10::TensorImpl* impl_;  // held by the recording, or by the op's caller where there is none
