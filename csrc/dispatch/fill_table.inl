@@ -2,6 +2,7 @@
 #include "dispatch/kernel_table.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/causal_conv.h"
 #include "kernels/combine.h"
 #include "kernels/copy.h"
 #include "kernels/delta_gates.h"
@@ -16,6 +17,7 @@
 #include "kernels/quant_weight.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
+#include "kernels/state_scan.h"
 #include "kernels/sum_buffers.h"
 #include "kernels/top_tokens.h"
 
@@ -134,6 +136,20 @@ const KernelTable kTable = {
     sample_row,
     read_bytes,
     multiply_adds,
+    kConvChannels,
+    causal_conv_scratch_floats,
+    [](DType type, const CausalConvArgs& args, Slice channels, float* scratch) {
+      with_type(type, [&](auto t) { causal_conv<decltype(t)>(args, channels, scratch); });
+    },
+    kScanChannels,
+    state_scan_scratch_floats,
+    [](DType type, DType state, const StateScanArgs& args, const StateScanItem& item,
+       float* scratch) {
+      with_type(type, [&](auto t) {
+        with_type(state,
+                  [&](auto s) { state_scan<decltype(t), decltype(s)>(args, item, scratch); });
+      });
+    },
     [](DType type, const DeltaGateArgs& args, Slice tokens) {
       with_type(type, [&](auto t) { delta_gates<decltype(t)>(args, tokens); });
     },

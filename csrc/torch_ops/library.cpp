@@ -117,6 +117,40 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "Tensor block_table, Tensor(a3!) slot_mapping, SymInt block_size) -> ()",
          compute_slot_mapping);
 
+  define(m,
+         "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor(a3!)? conv_states, "
+         "Tensor? query_start_loc, Tensor? cache_indices, Tensor? has_initial_state, "
+         "bool silu_activation, int pad_slot_id, bool is_weight_packed) -> Tensor",
+         causal_conv1d_fwd);
+  define(m,
+         "causal_conv1d_update_cpu(Tensor x, Tensor(a1!) conv_states, Tensor weight, Tensor? bias, "
+         "bool silu_activation, Tensor? num_accepted_tokens, Tensor? conv_state_indices, "
+         "int pad_slot_id, bool is_weight_packed) -> Tensor",
+         causal_conv1d_update);
+  define(m,
+         "causal_conv1d_update_cpu_vec(Tensor x, Tensor(a1!) conv_state, Tensor weight, "
+         "Tensor? bias, str? activation, Tensor? conv_state_indices, Tensor? query_start_loc, "
+         "SymInt pad_slot_id) -> Tensor",
+         causal_conv1d_update_vec);
+  define(m, "causal_conv1d_weight_pack(Tensor weight) -> Tensor", causal_conv1d_weight_pack);
+  define(m,
+         "mamba_chunk_scan_fwd_cpu(Tensor! out, Tensor! final_states, Tensor x, Tensor dt, "
+         "Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor cu_seqlens) -> ()",
+         mamba_chunk_scan_fwd);
+  define(m,
+         "selective_state_update_cpu(Tensor! state, Tensor x, Tensor dt, Tensor A, Tensor B, "
+         "Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, "
+         "Tensor? state_batch_indices, Tensor? dst_state_batch_indices, SymInt null_block_id, "
+         "Tensor! out, Tensor? num_accepted_tokens, Tensor? cu_seqlens) -> ()",
+         selective_state_update);
+  define(m,
+         "selective_scan_fwd(Tensor! u, Tensor! delta, Tensor! A, Tensor! B, Tensor! C, "
+         "Tensor? D_, Tensor!? z_, Tensor? delta_bias_, bool delta_softplus, "
+         "Tensor? query_start_loc, Tensor? cache_indices, Tensor? has_initial_state, "
+         "Tensor! ssm_states, int null_block_id, int block_size, "
+         "Tensor? block_idx_first_scheduled_token, Tensor? block_idx_last_scheduled_token, "
+         "Tensor? initial_state_idx, Tensor? cu_chunk_seqlen, Tensor? last_chunk_indices) -> ()",
+         selective_scan_fwd);
   define(
       m,
       "fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)",
@@ -209,6 +243,11 @@ TORCH_LIBRARY(cpu_backend, m) {
       "experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, "
       "Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()");
   m.impl("experts", torch::dispatch(c10::DispatchKey::CPU, experts));
+  m.def(
+      "state_scan(Tensor! out, Tensor! states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
+      "Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor query_start_loc, "
+      "Tensor? slots, Tensor? has_initial_state) -> ()");
+  m.impl("state_scan", torch::dispatch(c10::DispatchKey::CPU, state_scan));
   m.def(
       "gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, "
       "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "

@@ -57,6 +57,53 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
                       const OptionalTensor& azp, const OptionalTensor& azp_adj,
                       const OptionalTensor& bias, const at::Tensor& handle);
 
+// causal_conv.cpp
+at::Tensor causal_conv1d_fwd(const at::Tensor& x, const at::Tensor& weight,
+                             const OptionalTensor& bias, const OptionalTensor& conv_states,
+                             const OptionalTensor& query_start_loc,
+                             const OptionalTensor& cache_indices,
+                             const OptionalTensor& has_initial_state, bool silu_activation,
+                             int64_t pad_slot_id, bool is_weight_packed);
+at::Tensor causal_conv1d_update(const at::Tensor& x, const at::Tensor& conv_states,
+                                const at::Tensor& weight, const OptionalTensor& bias,
+                                bool silu_activation, const OptionalTensor& num_accepted_tokens,
+                                const OptionalTensor& conv_state_indices, int64_t pad_slot_id,
+                                bool is_weight_packed);
+at::Tensor causal_conv1d_update_vec(const at::Tensor& x, const at::Tensor& conv_state,
+                                    const at::Tensor& weight, const OptionalTensor& bias,
+                                    std::optional<c10::string_view> activation,
+                                    const OptionalTensor& conv_state_indices,
+                                    const OptionalTensor& query_start_loc, int64_t pad_slot_id);
+at::Tensor causal_conv1d_weight_pack(const at::Tensor& weight);
+
+// state_scan.cpp
+void selective_state_update(at::Tensor& state, const at::Tensor& x, const at::Tensor& dt,
+                            const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                            const OptionalTensor& d, const OptionalTensor& z,
+                            const OptionalTensor& dt_bias, bool dt_softplus,
+                            const OptionalTensor& state_batch_indices,
+                            const OptionalTensor& dst_state_batch_indices, int64_t null_block_id,
+                            at::Tensor& out, const OptionalTensor& num_accepted_tokens,
+                            const OptionalTensor& cu_seqlens);
+void state_scan(at::Tensor& out, at::Tensor& states, const at::Tensor& x, const at::Tensor& dt,
+                const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                const OptionalTensor& d, const OptionalTensor& z, const OptionalTensor& dt_bias,
+                bool dt_softplus, const at::Tensor& query_start_loc, const OptionalTensor& slots,
+                const OptionalTensor& has_initial_state);
+void mamba_chunk_scan_fwd(at::Tensor& out, at::Tensor& final_states, const at::Tensor& x,
+                          const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b,
+                          const at::Tensor& c, const OptionalTensor& d, const OptionalTensor& z,
+                          const at::Tensor& cu_seqlens);
+void selective_scan_fwd(at::Tensor& u, at::Tensor& delta, const at::Tensor& a, const at::Tensor& b,
+                        const at::Tensor& c, const OptionalTensor& d, OptionalTensor z,
+                        const OptionalTensor& delta_bias, bool delta_softplus,
+                        const OptionalTensor& query_start_loc, const OptionalTensor& cache_indices,
+                        const OptionalTensor& has_initial_state, at::Tensor& ssm_states,
+                        int64_t null_block_id, int64_t block_size,
+                        const OptionalTensor& first_block, const OptionalTensor& last_block,
+                        const OptionalTensor& initial_state, const OptionalTensor& chunk_starts,
+                        const OptionalTensor& last_chunks);
+
 // experts.cpp
 void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::IntArrayRef down,
              const OptionalTensor& gate_up_bias, const OptionalTensor& down_bias,
