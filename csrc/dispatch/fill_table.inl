@@ -5,6 +5,8 @@
 #include "kernels/causal_conv.h"
 #include "kernels/combine.h"
 #include "kernels/copy.h"
+#include "kernels/delta_gates.h"
+#include "kernels/delta_rule.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/limits.h"
@@ -146,6 +148,19 @@ const KernelTable kTable = {
       with_type(type, [&](auto t) {
         with_type(state,
                   [&](auto s) { state_scan<decltype(t), decltype(s)>(args, item, scratch); });
+      });
+    },
+    [](DType type, const DeltaGateArgs& args, Slice tokens) {
+      with_type(type, [&](auto t) { delta_gates<decltype(t)>(args, tokens); });
+    },
+    delta_scratch_floats,
+    [](DType type, DType state, const DeltaRuleArgs& args, int64_t item, float* scratch) {
+      with_type(type, [&](auto t) {
+        if (state == DType::kFloat32) {
+          delta_rule<decltype(t), float>(args, item, scratch);
+        } else {
+          delta_rule<decltype(t), decltype(t)>(args, item, scratch);
+        }
       });
     },
 };

@@ -61,6 +61,9 @@ struct KernelTable {
   int64_t (*state_scan_scratch_floats)(int64_t states);
   void (*state_scan)(DType, DType state, const StateScanArgs&, const StateScanItem&,
                      float* scratch);
+  void (*delta_gates)(DType, const DeltaGateArgs&, Slice tokens);
+  int64_t (*delta_scratch_floats)(int64_t key_dim);
+  void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
 };
 
 }  // namespace cpu_backend

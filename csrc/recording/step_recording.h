@@ -12,7 +12,9 @@
 //                 written there by no op (a Python number, torch.tensor) is a constant: its bytes
 //                 are kept outside and put back wherever they are read.
 //   model memory  named when the recording is made: weights, buffers, KV cache, the runner's input
-//                 buffers.  They outlive the recording and stay where they are.
+//                 buffers.  They outlive the recording and stay where they are.  Recurrent states,
+//                 which a step changes and reads beforehand, are named once more: whoever runs a
+//                 step twice puts them back in between.
 //   step data     named when the recording is made: block table, attention plan and the like, other
 //                 tensors in every step.  Only ops that look them up each time may read them.
 // Ops that can be repeated are listed with what they read and write in repeatable.cpp; no other is.
@@ -55,7 +57,8 @@ class StepTensor {
 
 class StepRecording : public torch::CustomClassHolder {
  public:
-  StepRecording(std::vector<at::Tensor> step_data, std::vector<at::Tensor> model_memory);
+  StepRecording(std::vector<at::Tensor> step_data, std::vector<at::Tensor> model_memory,
+                std::vector<at::Tensor> states);
 
   // The open recording of this thread, or null.
   static StepRecording* current();
@@ -129,6 +132,7 @@ class StepRecording : public torch::CustomClassHolder {
   void check_pointers(ByteRange closure);
   bool in_arena(const at::Tensor& tensor) const;
   bool is_step_data(const at::Tensor& tensor) const;
+  bool is_state(const at::Tensor& tensor) const;
   at::Tensor borrowed(const at::Tensor& tensor) const;
   c10::IValue borrowed(const c10::IValue& value) const;
 
@@ -144,6 +148,7 @@ class StepRecording : public torch::CustomClassHolder {
   std::shared_ptr<Arena> arena_;
   at::Tensor output_;
   std::string error_;
+  std::vector<at::Tensor> states_;  // of the model's memory
 };
 
 }  // namespace cpu_backend

@@ -141,6 +141,31 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
                           const at::Tensor& block_table, at::Tensor& slot_mapping,
                           int64_t block_size);
 
+// delta_rule.cpp
+void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor& key,
+                      const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,
+                      const at::Tensor& a_log, const at::Tensor& dt_bias, at::Tensor& states,
+                      const at::Tensor& slots, const at::Tensor& resumes,
+                      const at::Tensor& query_start_loc);
+std::tuple<at::Tensor, at::Tensor> fused_gdn_gating(const at::Tensor& a_log, const at::Tensor& a,
+                                                    const at::Tensor& b, const at::Tensor& dt_bias);
+std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& g,
+    const at::Tensor& beta, const at::Tensor& initial_state, bool output_final_state,
+    const at::Tensor& cu_seqlens, bool head_first, bool use_qk_l2norm_in_kernel,
+    const at::Tensor& initial_state_indices, double eps);
+at::Tensor sigmoid_gating_delta_rule_update(
+    const at::Tensor& a_log, const at::Tensor& dt_bias, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& a, const at::Tensor& b, at::Tensor& initial_state_source,
+    const at::Tensor& initial_state_indices, const at::Tensor& cu_seqlens,
+    bool use_qk_l2norm_in_kernel, double softplus_beta, double softplus_threshold);
+at::Tensor sigmoid_gating_delta_rule_update_spec(
+    const at::Tensor& a_log, const at::Tensor& dt_bias, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& a, const at::Tensor& b, at::Tensor& initial_state_source,
+    const at::Tensor& spec_state_indices, const at::Tensor& num_accepted_tokens,
+    const at::Tensor& cu_seqlens, bool use_qk_l2norm_in_kernel, double softplus_beta,
+    double softplus_threshold);
+
 // sample.cpp
 at::Tensor greedy_argmax(const at::Tensor& logits);
 at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds);

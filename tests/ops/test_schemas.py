@@ -24,6 +24,10 @@ bool is_weight_packed) -> Tensor
 causal_conv1d_update_cpu_vec(Tensor x, Tensor! conv_state, Tensor weight, Tensor? bias, \
 str? activation, Tensor? conv_state_indices, Tensor? query_start_loc, SymInt pad_slot_id) -> Tensor
 causal_conv1d_weight_pack(Tensor weight) -> Tensor
+chunk_gated_delta_rule_cpu(Tensor query, Tensor key, Tensor value, Tensor g, Tensor beta, \
+Tensor initial_state, bool output_final_state, Tensor cu_seqlens, bool head_first, \
+bool use_qk_l2norm_in_kernel, Tensor initial_state_indices, float eps=1.0000000000000001e-05) \
+-> (Tensor, Tensor)
 compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, Tensor block_table, \
 Tensor! slot_mapping, SymInt block_size) -> ()
 cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, Tensor! output, \
@@ -39,6 +43,15 @@ bool dynamic_act_quant, bool use_azp, int primitive_cache_size) -> int
 dynamic_scaled_int8_quant(Tensor! out, Tensor input, Tensor! scale, Tensor!? azp) -> ()
 fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()
 fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor
+fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)
+fused_sigmoid_gating_delta_rule_update_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, \
+Tensor v, Tensor a, Tensor b, Tensor! initial_state_source, Tensor initial_state_indices, \
+Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, float softplus_beta=1., \
+float softplus_threshold=20.) -> Tensor
+fused_sigmoid_gating_delta_rule_update_spec_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, \
+Tensor v, Tensor a, Tensor b, Tensor! initial_state_source, Tensor spec_state_indices, \
+Tensor num_accepted_tokens, Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, \
+float softplus_beta=1., float softplus_threshold=20.) -> Tensor
 gelu_and_mul(Tensor! out, Tensor input) -> ()
 gelu_fast(Tensor! out, Tensor input) -> ()
 gelu_new(Tensor! out, Tensor input) -> ()
@@ -90,6 +103,9 @@ bind_threads(int[] cpus) -> bool
 describe() -> str
 experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, \
 Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
+gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, \
+Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, \
+Tensor query_start_loc) -> ()
 keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()

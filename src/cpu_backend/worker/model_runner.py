@@ -13,12 +13,13 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.attention.states import StateMetadata
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
-from cpu_backend.worker.step_replay import StepReplay
+from cpu_backend.worker.step_replay import State, StepReplay
 
 logger = init_logger("vllm.cpu_backend")
 
@@ -122,7 +123,7 @@ class CPUModelRunner(HostCPUModelRunner):
         # Tokens are in the last dimension; the host embeds them itself where images may be.
         embedded = None if inputs_embeds is None else inputs_embeds.T
         inputs = tuple(given for given in (positions, input_ids, embedded) if given is not None)
-        return self.step_replay.run(forward_of_copy, inputs, groups)
+        return self.step_replay.run(forward_of_copy, inputs, groups, _states())
 
     def warm_up(self) -> float:
         """One small forward, so that the first request meets touched pages and started threads.
@@ -144,9 +145,21 @@ def _all_ranks_agree(answer: bool) -> bool:
     return bool(votes.item())
 
 
-def _distinct(metadata: Any) -> list[StepMetadata]:
+def _distinct(metadata: Any) -> list[StepMetadata | StateMetadata]:
     """The metadata objects of a step, which layers share; none where any layer has another kind."""
     if not isinstance(metadata, dict):
         return []
     groups = list({id(group): group for group in metadata.values()}.values())
-    return groups if all(isinstance(group, StepMetadata) for group in groups) else []
+    known = all(isinstance(group, StepMetadata | StateMetadata) for group in groups)
+    return groups if known else []
+
+
+def _states() -> list[State]:
+    """The recurrent states of all layers, and where the step's requests have theirs."""
+    context = get_forward_context()
+    return [
+        State(states, metadata.slots)
+        for name, metadata in context.attn_metadata.items()
+        if isinstance(metadata, StateMetadata)
+        for states in context.no_compile_layers[name].kv_cache
+    ]
