@@ -84,47 +84,6 @@ struct RopeArgs {
   bool inverse;  // rotate back
 };
 
-// The gates of a gated delta net, fp32 [tokens, heads] both; see kernels/delta_gates.h.
-struct DeltaGateArgs {
-  ConstData a, b;  // [tokens, heads], dense rows
-  int64_t a_stride, b_stride;
-  const float* a_log;  // [heads]
-  ConstData bias;      // [heads], of the activations' type or fp32
-  bool bias_is_float;
-  float* log_decay;
-  float* beta;
-  int64_t heads;
-};
-
-constexpr int64_t kDeltaColumns = 64;   // channels of values in one item of the gated delta rule
-constexpr int64_t kDeltaMaxKeys = 512;  // channels of keys, at most
-
-// The gated delta rule over one step's requests; see kernels/delta_rule.h.
-struct DeltaRuleArgs {
-  ConstData query;  // [tokens, key_heads, key_dim]
-  int64_t query_token_stride, query_head_stride;
-  ConstData key;
-  int64_t key_token_stride, key_head_stride;
-  ConstData value;  // [tokens, heads, value_dim]
-  int64_t value_token_stride, value_head_stride;
-  const float* log_decay;  // [tokens, heads]
-  const float* beta;
-  Data out;  // [tokens, heads, value_dim]
-  int64_t out_token_stride, out_head_stride;
-  Data states;  // of each slot [heads, key_dim, value_dim], a head's part dense
-  int64_t slot_stride, state_head_stride;
-  const int32_t* slots;     // [requests], or a row for each request; negative: no such request
-  int64_t slots_stride;     // from request to request
-  const int32_t* accepted;  // [requests], or null: one slot per request
-  const uint8_t* resumes;   // [requests], or null: every request has a state from before
-  const int32_t* starts;    // [requests + 1], the first token of each
-  int heads, key_heads;
-  int64_t key_dim, value_dim;
-  float scale;    // of queries
-  float epsilon;  // of the norms of queries and keys
-  bool normalize;
-};
-
 // What the KV cache holds: elements of the activations' type, or codes of one byte.
 enum class KvType : int {
   kActivations,  // key and value as they are
@@ -258,6 +217,44 @@ struct StateScanArgs {
 struct StateScanItem {
   int64_t sequence, head;
   Slice channels;
+};
+
+// The gates of a gated delta net, fp32 [tokens, heads] both; see kernels/delta_gates.h.
+struct DeltaGateArgs {
+  ConstData a, b;  // [tokens, heads], dense rows
+  int64_t a_stride, b_stride;
+  const float* a_log;  // [heads]
+  ConstData bias;      // [heads], of the activations' type or fp32
+  bool bias_is_float;
+  float* log_decay;
+  float* beta;
+  int64_t heads;
+};
+
+constexpr int64_t kDeltaColumns = 64;   // channels of values in one item of the gated delta rule
+constexpr int64_t kDeltaMaxKeys = 512;  // channels of keys, at most
+
+// The gated delta rule over the sequences of a step; see kernels/delta_rule.h.
+struct DeltaRuleArgs {
+  ConstData query;  // [tokens, key_heads, key_dim]
+  int64_t query_token_stride, query_head_stride;
+  ConstData key;
+  int64_t key_token_stride, key_head_stride;
+  ConstData value;  // [tokens, heads, value_dim]
+  int64_t value_token_stride, value_head_stride;
+  const float* log_decay;  // [tokens, heads]
+  const float* beta;
+  Data out;  // [tokens, heads, value_dim]
+  int64_t out_token_stride, out_head_stride;
+  Data states;  // of each slot [heads, key_dim, value_dim], a head's part dense
+  int64_t slot_stride, state_head_stride;
+  Sequences sequences;
+  const int32_t* accepted;  // per sequence, each of which has a row of slots; null: one slot each
+  int heads, key_heads;
+  int64_t key_dim, value_dim;
+  float scale;    // of queries
+  float epsilon;  // of the norms of queries and keys
+  bool normalize;
 };
 
 // Packs weight [n, k] (any strides) into panels; see kernels/gemm.h.

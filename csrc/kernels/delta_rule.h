@@ -3,14 +3,14 @@
 //   S <- decay * S + k (x) beta * (v - decay * S^T k)      out = S^T q
 //
 // Shapes    see DeltaRuleArgs: `heads / key_heads` heads in a row share a key head; any sizes.
-//           A request's tokens are [starts[r], starts[r + 1]): a decode is a request of one token.
-// Slots     the state is read from and left in the request's slot.  With `accepted` a request has
+//           A decode is a sequence of one token.
+// Slots     the state is read from and left in the sequence's slot.  With `accepted` a sequence has
 //           a row of slots instead: it begins with the one of the last accepted token of the step
 //           before, and leaves the state after its i-th token in the i-th slot.
 // Numerics  fp32; a state of 16 bits is rounded after every token, so no result depends on where a
 //           step begins or ends.  The sums over keys have two parts, in one order.
 // Blocking  a channel of the values never meets another one, so an item is kDeltaColumns channels
-//           of one head of one request.  Of some tokens at a time it prepares keys and queries
+//           of one head of one sequence.  Of some tokens at a time it prepares keys and queries
 //           once, then takes them through as many channels as there are accumulators: that part of
 //           the state (16 to 32 KiB) stays in L1.  The form by chunks as matrix products would
 //           save arithmetic that is a twentieth of the model's, and make chunks visible in results.
@@ -20,6 +20,7 @@
 #include "core/slice.h"
 #include "core/view.h"
 #include "isa/math.h"
+#include "kernels/sequences.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -89,16 +90,21 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
   const int64_t last =
       first + kDeltaColumns < args.value_dim ? first + kDeltaColumns : args.value_dim;
   const int64_t head = item / blocks % args.heads;
-  const int64_t request = item / blocks / args.heads;
+  const int64_t number = item / blocks / args.heads;
   const int64_t key_head = head / (args.heads / args.key_heads);
-  const int32_t* slots = args.slots + request * args.slots_stride;
-  const int32_t slot = slots[args.accepted ? args.accepted[request] - 1 : 0];
-  const int64_t begin = args.starts[request], end = args.starts[request + 1];
-  if (slot < 0 || begin >= end) return;
+  const Sequence sequence = sequence_of(args.sequences, number);
+  T* out = static_cast<T*>(args.out) + head * args.out_head_stride;
+  if (sequence.is_null) {
+    for (int64_t t = sequence.begin; t < sequence.end; ++t)
+      __builtin_memset(out + t * args.out_token_stride + first, 0, (last - first) * sizeof(T));
+    return;
+  }
+  const int32_t* slots = args.sequences.slots + number * args.sequences.slot_stride;
+  const int64_t slot = args.accepted ? slots[args.accepted[number] - 1] : sequence.slot;
   const auto state_of = [&](int64_t s) CPU_BACKEND_LAMBDA {
     return static_cast<S*>(args.states) + s * args.slot_stride + head * args.state_head_stride;
   };
-  if (args.resumes && !args.resumes[request])
+  if (!sequence.continued && sequence.begin < sequence.end)
     for (int64_t k = 0; k < args.key_dim; ++k)
       __builtin_memset(state_of(slot) + k * args.value_dim + first, 0, (last - first) * sizeof(S));
 
@@ -108,9 +114,8 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
   const T* key = static_cast<const T*>(args.key) + key_head * args.key_head_stride;
   const T* query = static_cast<const T*>(args.query) + key_head * args.query_head_stride;
   const T* value = static_cast<const T*>(args.value) + head * args.value_head_stride;
-  T* out = static_cast<T*>(args.out) + head * args.out_head_stride;
-  for (int64_t t = begin; t < end; t += kDeltaTokens) {
-    const int64_t tokens = end - t < kDeltaTokens ? end - t : kDeltaTokens;
+  for (int64_t t = sequence.begin; t < sequence.end; t += kDeltaTokens) {
+    const int64_t tokens = sequence.end - t < kDeltaTokens ? sequence.end - t : kDeltaTokens;
     for (int64_t i = 0; i < tokens; ++i) {
       prepare_vector(key + (t + i) * args.key_token_stride, args.key_dim, args, 1.0f,
                      keys + i * args.key_dim);
@@ -123,7 +128,7 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
     });
     const auto take = [&](auto vectors, int64_t column, int lanes) CPU_BACKEND_LAMBDA {
       for (int64_t i = 0; i < tokens; ++i) {
-        const int64_t token = t + i, step = token - begin;
+        const int64_t token = t + i, step = token - sequence.begin;
         const S* from = state_of(args.accepted && step > 0 ? slots[step - 1] : slot) + column;
         S* to = state_of(args.accepted ? slots[step] : slot) + column;
         delta_step<decltype(vectors)::value>(

@@ -4,6 +4,7 @@
 
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
+#include "torch_ops/sequences.h"
 #include "torch_ops/views.h"
 
 namespace cpu_backend {
@@ -60,32 +61,17 @@ Channels channels_of(const at::Tensor& given, const char* name) {
   return {x, x.size(0), x.size(1), x.size(2), x.stride(0), x.stride(1), x.data_ptr()};
 }
 
-// Where the step's requests are, and their states: tensors of other steps when it is repeated.
-struct Requests {
-  StepTensor starts, slots;
-  std::optional<StepTensor> resumes, accepted;
+constexpr int64_t kNullSlot = -1;
+
+// What is looked up each time the loops run: where sequences and their states are, and, of rows of
+// slots, how many tokens of the step before were accepted.
+struct Step {
+  StepSequences sequences;
+  std::optional<StepTensor> accepted;
 };
 
-template <class T>
-std::optional<StepTensor> per_request(const OptionalTensor& tensor, int64_t requests,
-                                      const char* name) {
-  if (!tensor) return std::nullopt;
-  typed_data<T>(*tensor, name);
-  TORCH_CHECK_VALUE(tensor->numel() >= requests, name, " has ", tensor->numel(), " entries for ",
-                    requests, " requests.");
-  return StepTensor(*tensor);
-}
-
-Requests requests_of(const at::Tensor& starts, const at::Tensor& slots,
-                     const OptionalTensor& resumes, const OptionalTensor& accepted) {
-  typed_data<int32_t>(starts, "query_start_loc");
-  TORCH_CHECK_VALUE(starts.numel() > 0, "query_start_loc is empty.");
-  const int64_t requests = starts.numel() - 1;
-  typed_data<int32_t>(slots, "slots");
-  TORCH_CHECK_VALUE(slots.dim() == (accepted ? 2 : 1) && slots.size(0) >= requests, "slots has ",
-                    "shape ", slots.sizes(), " for ", requests, " requests.");
-  return {StepTensor(starts), StepTensor(slots), per_request<bool>(resumes, requests, "resumes"),
-          per_request<int32_t>(accepted, requests, "num_accepted_tokens")};
+Step step_of(const at::Tensor& starts, const at::Tensor& slots, const OptionalTensor& continued) {
+  return {StepSequences(starts, 0, 0, slots, kNullSlot, continued, true), std::nullopt};
 }
 
 DType state_type(const at::Tensor& states, const at::Tensor& activations) {
@@ -98,7 +84,7 @@ DType state_type(const at::Tensor& states, const at::Tensor& activations) {
 }
 
 void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-         const Gates& gates, const at::Tensor& states, const Requests& requests, bool normalize,
+         const Gates& gates, const at::Tensor& states, const Step& step, bool normalize,
          double epsilon, const at::Tensor& out) {
   const DType dtype = dtype_of(query, "query");
   for (const at::Tensor* other : {&key, &value, &out})
@@ -148,16 +134,13 @@ void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value
   args.normalize = normalize;
   const int64_t items = v.heads * ceil_div(v.size, kDeltaColumns);
   const KernelTable& table = kernels();
-  parallel_items([=] { return (requests.starts.size(0) - 1) * items; },
+  parallel_items([=] { return step.sequences.get().count * items; },
                  table.delta_scratch_floats(k.size),
                  [=, rule = table.delta_rule](int64_t i, float* scratch) {
-                   DeltaRuleArgs step = args;
-                   step.starts = requests.starts.data<int32_t>();
-                   step.slots = requests.slots.data<int32_t>();
-                   step.slots_stride = requests.slots.stride(0);
-                   if (requests.resumes) step.resumes = requests.resumes->data<uint8_t>();
-                   if (requests.accepted) step.accepted = requests.accepted->data<int32_t>();
-                   rule(dtype, state, step, i, scratch);
+                   DeltaRuleArgs now = args;
+                   now.sequences = step.sequences.get();
+                   if (step.accepted) now.accepted = step.accepted->data<int32_t>();
+                   rule(dtype, state, now, i, scratch);
                  });
 }
 
@@ -180,7 +163,7 @@ void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor
                       const at::Tensor& slots, const at::Tensor& resumes,
                       const at::Tensor& query_start_loc) {
   run(query, key, value, gates_of(a_log, a, b, dt_bias), states,
-      requests_of(query_start_loc, slots, resumes, std::nullopt), true, kNormEpsilon, out);
+      step_of(query_start_loc, slots, resumes), true, kNormEpsilon, out);
 }
 
 std::tuple<at::Tensor, at::Tensor> fused_gdn_gating(const at::Tensor& a_log, const at::Tensor& a,
@@ -198,8 +181,8 @@ std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(
   TORCH_CHECK_NOT_IMPLEMENTED(!head_first, "heads before tokens are not supported.");
   const at::Tensor out = at::empty(value.sizes(), value.options());
   run(query, key, value, {fp32_rows(g, value), fp32_rows(beta, value)}, initial_state,
-      requests_of(cu_seqlens, initial_state_indices, std::nullopt, std::nullopt),
-      use_qk_l2norm_in_kernel, eps, channels_of(out, "out").tensor);
+      step_of(cu_seqlens, initial_state_indices, std::nullopt), use_qk_l2norm_in_kernel, eps,
+      channels_of(out, "out").tensor);
   if (!output_final_state) return {out, at::empty({0}, initial_state.options())};
   return {out, initial_state.index_select(0, initial_state_indices.to(at::kLong))};
 }
@@ -213,8 +196,8 @@ at::Tensor sigmoid_gating_delta_rule_update(
   const at::Tensor value = channels_of(v, "v").tensor;
   const at::Tensor out = at::empty(value.sizes(), value.options());
   run(q, k, value, gates_of(a_log, a, b, dt_bias), initial_state_source,
-      requests_of(cu_seqlens, initial_state_indices, std::nullopt, std::nullopt),
-      use_qk_l2norm_in_kernel, kNormEpsilon, out);
+      step_of(cu_seqlens, initial_state_indices, std::nullopt), use_qk_l2norm_in_kernel,
+      kNormEpsilon, out);
   return out.unsqueeze(1);
 }
 
@@ -225,10 +208,16 @@ at::Tensor sigmoid_gating_delta_rule_update_spec(
     const at::Tensor& cu_seqlens, bool use_qk_l2norm_in_kernel, double softplus_beta,
     double softplus_threshold) {
   check_softplus(softplus_beta, softplus_threshold);
+  Step step = step_of(cu_seqlens, spec_state_indices, std::nullopt);
+  check_index(num_accepted_tokens, at::kInt, "num_accepted_tokens");
+  TORCH_CHECK_VALUE(spec_state_indices.dim() == 2 && is_dense_in_last_dim(spec_state_indices) &&
+                        num_accepted_tokens.is_contiguous() &&
+                        num_accepted_tokens.numel() >= cu_seqlens.numel() - 1,
+                    "every sequence needs a row of slots and a number of accepted tokens.");
+  step.accepted.emplace(num_accepted_tokens);
   const at::Tensor out = at::empty(v.sizes(), v.options());
-  run(q, k, v, gates_of(a_log, a, b, dt_bias), initial_state_source,
-      requests_of(cu_seqlens, spec_state_indices, std::nullopt, num_accepted_tokens),
-      use_qk_l2norm_in_kernel, kNormEpsilon, out);
+  run(q, k, v, gates_of(a_log, a, b, dt_bias), initial_state_source, step, use_qk_l2norm_in_kernel,
+      kNormEpsilon, out);
   return out;
 }
 

@@ -14,6 +14,14 @@ GRANITE = {
     "embedding_multiplier": 1.5,
     "logits_scaling": 2.0,
 }
+# Every other layer a gated delta net, with heads that fill no vector and share keys.
+GATED_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 40,
+    "linear_value_head_dim": 24,
+}
 SLIDING_TWICE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 # The host's windows of Cohere's models are one token longer than those of transformers, as these
 # models were trained according to its source.
@@ -354,22 +362,14 @@ SPECS = (
     Spec("Qwen2MoeForCausalLM", "Qwen2 MoE", "qwen2_moe"),
     Spec("Qwen3ForCausalLM", "Qwen3", "qwen3"),
     Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"),
-    Spec("Qwen3NextForCausalLM", "Qwen3-Next", "qwen3_next", refused=RECURRENT),
-    Spec(
-        "Qwen3_5ForCausalLM",
-        "Qwen3.5",
-        "qwen3_5_text",
-        refused=RECURRENT,
-        host=VISION,
-        note="its class imports torchvision",
-    ),
+    Spec("Qwen3NextForCausalLM", "Qwen3-Next", "qwen3_next", GATED_DELTA, selected=True),
+    Spec("Qwen3_5ForCausalLM", "Qwen3.5", "qwen3_5_text", GATED_DELTA, needs=("torchvision",)),
     Spec(
         "Qwen3_5MoeForCausalLM",
         "Qwen3.5 MoE",
         "qwen3_5_moe_text",
-        refused=RECURRENT,
-        host=VISION,
-        note="its class imports torchvision",
+        GATED_DELTA,
+        needs=("torchvision",),
     ),
     Spec(
         "Qwen4ExpForCausalLM",
