@@ -86,10 +86,10 @@ void run(const Scan& scan, const StepSequences& sequences, const OptionalTensor&
   args.softplus = scan.softplus;
   args.shared_steps = args.a_channel_stride == 0 && args.a_state_stride == 0 &&
                       args.dt.channel_stride == 0 && args.dt_bias.channel_stride == 0;
-  std::optional<StepTensor> step_targets;
+  StepTensor step_targets;
   if (targets) {
     check_index(*targets, at::kInt, "The indices of states");
-    step_targets.emplace(*targets);
+    step_targets = StepTensor(*targets);
     args.target_stride = targets->stride(0);
   }
 
@@ -102,7 +102,7 @@ void run(const Scan& scan, const StepSequences& sequences, const OptionalTensor&
                  [=](int64_t i, float* scratch) {
                    StateScanArgs now = args;
                    now.sequences = sequences.get();
-                   now.targets = step_targets ? step_targets->data<int32_t>() : nullptr;
+                   now.targets = step_targets ? step_targets.data<int32_t>() : nullptr;
                    const int64_t first = i % blocks * block;
                    const StateScanItem item{i / parts,
                                             i / blocks % args.heads,
@@ -114,10 +114,10 @@ void run(const Scan& scan, const StepSequences& sequences, const OptionalTensor&
 OptionalTensor unsqueezed(const OptionalTensor& tensor, int64_t dim) {
   return tensor ? OptionalTensor(tensor->unsqueeze(dim)) : std::nullopt;
 }
-// [heads] or [heads, 1, 1] as [heads, channels].
+// [heads], the same for all channels, as [heads, channels].
 OptionalTensor for_channels(const OptionalTensor& tensor, int64_t channels) {
-  if (!tensor) return std::nullopt;
-  return tensor->reshape({tensor->size(0), -1}).expand({tensor->size(0), channels});
+  if (!tensor || tensor->dim() != 1) return tensor;
+  return tensor->unsqueeze(1).expand({-1, channels});
 }
 
 }  // namespace
@@ -156,14 +156,13 @@ void state_scan(at::Tensor& out, at::Tensor& states, const at::Tensor& x, const 
                 const OptionalTensor& d, const OptionalTensor& z, const OptionalTensor& dt_bias,
                 bool dt_softplus, const at::Tensor& query_start_loc, const OptionalTensor& slots,
                 const OptionalTensor& has_initial_state) {
-  TORCH_CHECK_VALUE(x.dim() == 3 && dt.dim() == 2 && a.dim() == 1, "x has shape ", x.sizes(),
-                    ", dt ", dt.sizes(), " and A ", a.sizes(),
-                    ", expected [tokens, heads, channels], [tokens, heads] and [heads].");
+  TORCH_CHECK_VALUE(x.dim() == 3 && b.dim() == 3, "x has shape ", x.sizes(), " and B ", b.sizes(),
+                    ", expected [tokens, heads, channels] and [tokens, groups, states].");
   const StepSequences sequences(query_start_loc, 0, 0, slots, -1, has_initial_state, true);
-  const int64_t channels = x.size(2);
-  run({out, states, x, dt.unsqueeze(2).expand({-1, -1, channels}),
-       a.view({-1, 1, 1}).expand({-1, channels, b.size(-1)}), b, c, for_channels(d, channels), z,
-       for_channels(dt_bias, channels), dt_softplus},
+  const int64_t channels = x.size(2), size = b.size(2);
+  run({out, states, x, dt.dim() == 2 ? dt.unsqueeze(2).expand({-1, -1, channels}) : dt,
+       a.dim() == 1 ? a.view({-1, 1, 1}).expand({-1, channels, size}) : a, b, c,
+       for_channels(d, channels), z, for_channels(dt_bias, channels), dt_softplus},
       sequences, std::nullopt);
 }
 

@@ -1,4 +1,4 @@
-"""Layers with a gated delta rule take this backend's metadata: one kind for whole steps.
+"""Layers with a recurrent state take this backend's metadata: one kind for whole steps.
 
 What: attention/states.py in the host's registry of backends for layers with states.
 Why: the host's builder tells decodes from prompts for two kernels, and plans chunks for Triton.
@@ -12,7 +12,7 @@ from typing import Any
 
 from cpu_backend.host.seam import When, change
 
-KINDS = ("GDN_ATTN",)
+KINDS = ("GDN_ATTN", "MAMBA1", "MAMBA2", "SHORT_CONV")
 BACKEND = "cpu_backend.attention.states.CpuBackendStates"
 
 
