@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/slice.h"
+
 namespace cpu_backend {
 
 // Element type of activations, weights and KV cache.
@@ -148,6 +150,111 @@ struct MergeItem {
   int32_t request, kv_head;
   int32_t row_begin, row_count;
   int32_t parts, partial;
+};
+
+// The sequences of a step, as runs of its tokens, and where each keeps its state.  Slots are looked
+// up while a kernel runs, so a recorded step follows them.
+struct Sequences {
+  int64_t count;
+  const int32_t* starts;  // [count + 1] first tokens, or null: `length` tokens each
+  int64_t length;
+  const int32_t* slots;  // `slot_stride` apart, or null: sequence i has slot i
+  int64_t slot_stride;
+  int64_t null_slot;         // of a sequence that is none: its rows of the output become zeros
+  const uint8_t* continued;  // per sequence, or null: all_continued; otherwise from zeros
+  bool all_continued;
+};
+
+// y[t] = the causal convolution of every channel of x over its sequence; see
+// kernels/causal_conv.h.
+struct CausalConvArgs {
+  ConstData x;
+  int64_t x_stride;
+  Data y;
+  int64_t y_stride;
+  int64_t tokens;  // rows of y
+  int64_t channels;
+  int taps;
+  ConstData weight;
+  int64_t weight_channel_stride, weight_tap_stride;
+  ConstData bias;  // [channels] or null
+  Data state;      // the last taps - 1 inputs, or null: sequences begin and end in this step
+  int64_t state_slot_stride, state_channel_stride, state_time_stride;
+  bool silu;
+  Sequences sequences;
+};
+
+// Numbers of one type with any strides; null: none.
+struct Numbers {
+  ConstData data;
+  DType type;
+  int64_t token_stride, head_stride, channel_stride;
+};
+
+// A selective state-space recurrence over the sequences of a step; see kernels/state_scan.h.
+struct StateScanArgs {
+  Numbers x, z, dt, dt_bias, d;  // x and z of the activations' type
+  const float* a;
+  int64_t a_head_stride, a_channel_stride, a_state_stride;
+  ConstData b, c;  // of the activations' type
+  int64_t b_token_stride, b_group_stride, b_state_stride;
+  int64_t c_token_stride, c_group_stride, c_state_stride;
+  Data out;
+  int64_t out_token_stride, out_head_stride, out_channel_stride;
+  Data state;  // dense in the last dimension
+  int64_t state_slot_stride, state_head_stride, state_channel_stride;
+  int64_t tokens;  // rows of out
+  int64_t heads, channels, groups, states;
+  bool softplus;
+  bool shared_steps;  // dt and a are the same for all channels of a head and all its states
+  Sequences sequences;
+  const int32_t* targets;  // slots that states go to, or null: the sequences' own
+  int64_t target_stride;
+};
+
+// The channels [begin, end) of one head of one sequence; of the sequence after the last: the tokens
+// of none.
+struct StateScanItem {
+  int64_t sequence, head;
+  Slice channels;
+};
+
+// The gates of a gated delta net, fp32 [tokens, heads] both; see kernels/delta_gates.h.
+struct DeltaGateArgs {
+  ConstData a, b;  // [tokens, heads], dense rows
+  int64_t a_stride, b_stride;
+  const float* a_log;  // [heads]
+  ConstData bias;      // [heads], of the activations' type or fp32
+  bool bias_is_float;
+  float* log_decay;
+  float* beta;
+  int64_t heads;
+};
+
+constexpr int64_t kDeltaColumns = 64;   // channels of values in one item of the gated delta rule
+constexpr int64_t kDeltaMaxKeys = 512;  // channels of keys, at most
+
+// The gated delta rule over the sequences of a step; see kernels/delta_rule.h.
+struct DeltaRuleArgs {
+  ConstData query;  // [tokens, key_heads, key_dim]
+  int64_t query_token_stride, query_head_stride;
+  ConstData key;
+  int64_t key_token_stride, key_head_stride;
+  ConstData value;  // [tokens, heads, value_dim]
+  int64_t value_token_stride, value_head_stride;
+  const float* log_decay;  // [tokens, heads]
+  const float* beta;
+  Data out;  // [tokens, heads, value_dim]
+  int64_t out_token_stride, out_head_stride;
+  Data states;  // of each slot [heads, key_dim, value_dim], a head's part dense
+  int64_t slot_stride, state_head_stride;
+  Sequences sequences;
+  const int32_t* accepted;  // per sequence, each of which has a row of slots; null: one slot each
+  int heads, key_heads;
+  int64_t key_dim, value_dim;
+  float scale;    // of queries
+  float epsilon;  // of the norms of queries and keys
+  bool normalize;
 };
 
 // Packs weight [n, k] (any strides) into panels; see kernels/gemm.h.

@@ -2,8 +2,11 @@
 #include "dispatch/kernel_table.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/causal_conv.h"
 #include "kernels/combine.h"
 #include "kernels/copy.h"
+#include "kernels/delta_gates.h"
+#include "kernels/delta_rule.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/limits.h"
@@ -14,6 +17,7 @@
 #include "kernels/quant_weight.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
+#include "kernels/state_scan.h"
 #include "kernels/sum_buffers.h"
 #include "kernels/top_tokens.h"
 
@@ -132,6 +136,33 @@ const KernelTable kTable = {
     sample_row,
     read_bytes,
     multiply_adds,
+    kConvChannels,
+    causal_conv_scratch_floats,
+    [](DType type, const CausalConvArgs& args, Slice channels, float* scratch) {
+      with_type(type, [&](auto t) { causal_conv<decltype(t)>(args, channels, scratch); });
+    },
+    kScanChannels,
+    state_scan_scratch_floats,
+    [](DType type, DType state, const StateScanArgs& args, const StateScanItem& item,
+       float* scratch) {
+      with_type(type, [&](auto t) {
+        with_type(state,
+                  [&](auto s) { state_scan<decltype(t), decltype(s)>(args, item, scratch); });
+      });
+    },
+    [](DType type, const DeltaGateArgs& args, Slice tokens) {
+      with_type(type, [&](auto t) { delta_gates<decltype(t)>(args, tokens); });
+    },
+    delta_scratch_floats,
+    [](DType type, DType state, const DeltaRuleArgs& args, int64_t item, float* scratch) {
+      with_type(type, [&](auto t) {
+        if (state == DType::kFloat32) {
+          delta_rule<decltype(t), float>(args, item, scratch);
+        } else {
+          delta_rule<decltype(t), decltype(t)>(args, item, scratch);
+        }
+      });
+    },
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE

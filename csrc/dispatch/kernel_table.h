@@ -53,6 +53,17 @@ struct KernelTable {
 
   uint32_t (*read_bytes)(const void* data, int64_t bytes);
   int64_t (*multiply_adds)(int64_t steps, float factor, float* result);
+
+  int64_t conv_channels;  // of one call at most
+  int64_t (*causal_conv_scratch_floats)(int taps);
+  void (*causal_conv)(DType, const CausalConvArgs&, Slice channels, float* scratch);
+  int64_t scan_channels;  // of one item at most
+  int64_t (*state_scan_scratch_floats)(int64_t states);
+  void (*state_scan)(DType, DType state, const StateScanArgs&, const StateScanItem&,
+                     float* scratch);
+  void (*delta_gates)(DType, const DeltaGateArgs&, Slice tokens);
+  int64_t (*delta_scratch_floats)(int64_t key_dim);
+  void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
 };
 
 }  // namespace cpu_backend

@@ -28,6 +28,8 @@ constexpr Repeatable kOwn[] = {
     {"_C::cpu_attention_with_kv_cache", "output",
      "query_start_loc seq_lens block_table "
      "scheduler_metadata"},
+    {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",
+     "conv_states"},
     {"_C::shm_allreduce"},
     {"_C::shm_all_gather", "output"},
     {"cpu_backend::linear"},
@@ -35,6 +37,10 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::linear_act_and_mul", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
+    {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",
+     "conv_states"},
+    {"cpu_backend::state_scan", "out", "query_start_loc slots has_initial_state", "", "states"},
+    {"cpu_backend::gated_delta_rule", "out", "slots resumes query_start_loc", "", "states"},
     // torch's, on this project's kernel (torch_ops/elementwise.cpp)
     {"aten::gelu", "out"},
     {"aten::gelu_"},
@@ -262,6 +268,9 @@ bool leaves_loops(const std::string& name) {
   return name.rfind("_C::", 0) == 0 || name.rfind("cpu_backend::", 0) == 0 || find(kOwn, name);
 }
 
-bool is_made_of_ops(const std::string& name) { return name == "vllm::transformers_moe_forward"; }
+bool is_made_of_ops(const std::string& name) {
+  return names(
+      "vllm::transformers_moe_forward vllm::mamba_mixer vllm::mamba_mixer2 vllm::short_conv", name);
+}
 
 }  // namespace cpu_backend

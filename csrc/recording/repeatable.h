@@ -17,6 +17,9 @@ struct Repeatable {
   std::string_view step_data = "";
   // Mutable arguments that outlive the step; running twice must leave what running once does.
   std::string_view outlives = "";
+  // Mutable arguments that outlive the step and are read before they change: recurrent states, of
+  // which the recording has to have been told.
+  std::string_view states = "";
 };
 
 // The entry of an op, or null: then a step with it is not recorded.

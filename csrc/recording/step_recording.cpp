@@ -160,10 +160,11 @@ struct StepRecording::Call {
 };
 
 StepRecording::StepRecording(std::vector<at::Tensor> step_data,
-                             std::vector<at::Tensor> model_memory)
+                             std::vector<at::Tensor> model_memory, std::vector<at::Tensor> states)
     : step_data_(std::move(step_data)),
       model_memory_(std::move(model_memory)),
-      arena_(Arena::make()) {
+      arena_(Arena::make()),
+      states_(std::move(states)) {
   for (const at::Tensor& tensor : model_memory_)
     if (tensor.defined() && tensor.has_storage() && tensor.is_cpu())
       model_bytes_.add(storage_range(tensor));
@@ -202,6 +203,14 @@ bool StepRecording::is_step_data(const at::Tensor& tensor) const {
                      [&](const at::Tensor& data) { return shares_storage(tensor, data); });
 }
 
+// The same elements, in whatever order of dimensions.
+bool StepRecording::is_state(const at::Tensor& tensor) const {
+  return std::any_of(states_.begin(), states_.end(), [&](const at::Tensor& state) {
+    return shares_storage(tensor, state) && tensor.const_data_ptr() == state.const_data_ptr() &&
+           tensor.numel() == state.numel();
+  });
+}
+
 // ---- one op
 // --------------------------------------------------------------------------------------
 
@@ -234,7 +243,9 @@ void StepRecording::add_own(const Call& call, c10::DispatchKeySet keys, torch::j
   for (size_t i = 0; i < call.arguments.size(); ++i)
     if (call.writes(i))
       for_each_tensor(call.arguments[i], [&](const at::Tensor& tensor) {
-        note_written(call, tensor, call.named(&Repeatable::outlives, i));
+        note_written(call, tensor,
+                     call.named(&Repeatable::outlives, i) ||
+                         (call.named(&Repeatable::states, i) && is_state(tensor)));
       });
   for (size_t i = below; i < stack->size(); ++i)
     for_each_tensor((*stack)[i],

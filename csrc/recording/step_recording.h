@@ -12,7 +12,9 @@
 //                 written there by no op (a Python number, torch.tensor) is a constant: its bytes
 //                 are kept outside and put back wherever they are read.
 //   model memory  named when the recording is made: weights, buffers, KV cache, the runner's input
-//                 buffers.  They outlive the recording and stay where they are.
+//                 buffers.  They outlive the recording and stay where they are.  Recurrent states,
+//                 which a step changes and reads beforehand, are named once more: whoever runs a
+//                 step twice puts them back in between.
 //   step data     named when the recording is made: block table, attention plan and the like, other
 //                 tensors in every step.  Only ops that look them up each time may read them.
 // Ops that can be repeated are listed with what they read and write in repeatable.cpp; no other is.
@@ -41,20 +43,25 @@ namespace cpu_backend {
 // through it each time.  Its op lists the argument under `step_data`.
 class StepTensor {
  public:
+  StepTensor() = default;  // none
   explicit StepTensor(const at::Tensor& tensor) : impl_(tensor.unsafeGetTensorImpl()) {}
   template <class T>
   T* data() const {
     return static_cast<T*>(impl_->mutable_data());
   }
   int64_t stride(int64_t dim) const { return impl_->stride(dim); }
+  int64_t size(int64_t dim) const { return impl_->size(dim); }
+  explicit operator bool() const { return impl_ != nullptr; }
 
  private:
-  c10::TensorImpl* impl_;  // held by the recording, or by the op's caller where there is none
+  // Held by the recording, or by the op's caller where there is none.
+  c10::TensorImpl* impl_ = nullptr;
 };
 
 class StepRecording : public torch::CustomClassHolder {
  public:
-  StepRecording(std::vector<at::Tensor> step_data, std::vector<at::Tensor> model_memory);
+  StepRecording(std::vector<at::Tensor> step_data, std::vector<at::Tensor> model_memory,
+                std::vector<at::Tensor> states);
 
   // The open recording of this thread, or null.
   static StepRecording* current();
@@ -128,6 +135,7 @@ class StepRecording : public torch::CustomClassHolder {
   void check_pointers(ByteRange closure);
   bool in_arena(const at::Tensor& tensor) const;
   bool is_step_data(const at::Tensor& tensor) const;
+  bool is_state(const at::Tensor& tensor) const;
   at::Tensor borrowed(const at::Tensor& tensor) const;
   c10::IValue borrowed(const c10::IValue& value) const;
 
@@ -143,6 +151,7 @@ class StepRecording : public torch::CustomClassHolder {
   std::shared_ptr<Arena> arena_;
   at::Tensor output_;
   std::string error_;
+  std::vector<at::Tensor> states_;  // of the model's memory
 };
 
 }  // namespace cpu_backend

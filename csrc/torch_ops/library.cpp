@@ -118,6 +118,64 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "Tensor block_table, Tensor(a3!) slot_mapping, SymInt block_size) -> ()",
          compute_slot_mapping);
 
+  define(m,
+         "causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor(a3!)? conv_states, "
+         "Tensor? query_start_loc, Tensor? cache_indices, Tensor? has_initial_state, "
+         "bool silu_activation, int pad_slot_id, bool is_weight_packed) -> Tensor",
+         causal_conv1d_fwd);
+  define(m,
+         "causal_conv1d_update_cpu(Tensor x, Tensor(a1!) conv_states, Tensor weight, Tensor? bias, "
+         "bool silu_activation, Tensor? num_accepted_tokens, Tensor? conv_state_indices, "
+         "int pad_slot_id, bool is_weight_packed) -> Tensor",
+         causal_conv1d_update);
+  define(m,
+         "causal_conv1d_update_cpu_vec(Tensor x, Tensor(a1!) conv_state, Tensor weight, "
+         "Tensor? bias, str? activation, Tensor? conv_state_indices, Tensor? query_start_loc, "
+         "SymInt pad_slot_id) -> Tensor",
+         causal_conv1d_update_vec);
+  define(m, "causal_conv1d_weight_pack(Tensor weight) -> Tensor", causal_conv1d_weight_pack);
+  define(m,
+         "mamba_chunk_scan_fwd_cpu(Tensor! out, Tensor! final_states, Tensor x, Tensor dt, "
+         "Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor cu_seqlens) -> ()",
+         mamba_chunk_scan_fwd);
+  define(m,
+         "selective_state_update_cpu(Tensor! state, Tensor x, Tensor dt, Tensor A, Tensor B, "
+         "Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, "
+         "Tensor? state_batch_indices, Tensor? dst_state_batch_indices, SymInt null_block_id, "
+         "Tensor! out, Tensor? num_accepted_tokens, Tensor? cu_seqlens) -> ()",
+         selective_state_update);
+  define(m,
+         "selective_scan_fwd(Tensor! u, Tensor! delta, Tensor! A, Tensor! B, Tensor! C, "
+         "Tensor? D_, Tensor!? z_, Tensor? delta_bias_, bool delta_softplus, "
+         "Tensor? query_start_loc, Tensor? cache_indices, Tensor? has_initial_state, "
+         "Tensor! ssm_states, int null_block_id, int block_size, "
+         "Tensor? block_idx_first_scheduled_token, Tensor? block_idx_last_scheduled_token, "
+         "Tensor? initial_state_idx, Tensor? cu_chunk_seqlen, Tensor? last_chunk_indices) -> ()",
+         selective_scan_fwd);
+  define(
+      m,
+      "fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)",
+      fused_gdn_gating);
+  define(m,
+         "chunk_gated_delta_rule_cpu(Tensor query, Tensor key, Tensor value, Tensor g, "
+         "Tensor beta, Tensor initial_state, bool output_final_state, Tensor cu_seqlens, "
+         "bool head_first, bool use_qk_l2norm_in_kernel, Tensor initial_state_indices, "
+         "float eps=1e-5) -> (Tensor, Tensor)",
+         chunk_gated_delta_rule);
+  define(m,
+         "fused_sigmoid_gating_delta_rule_update_cpu(Tensor A_log, Tensor dt_bias, Tensor q, "
+         "Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) initial_state_source, "
+         "Tensor initial_state_indices, Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, "
+         "float softplus_beta=1., float softplus_threshold=20.) -> Tensor",
+         sigmoid_gating_delta_rule_update);
+  define(m,
+         "fused_sigmoid_gating_delta_rule_update_spec_cpu(Tensor A_log, Tensor dt_bias, Tensor q, "
+         "Tensor k, Tensor v, Tensor a, Tensor b, Tensor(a!) initial_state_source, "
+         "Tensor spec_state_indices, Tensor num_accepted_tokens, Tensor cu_seqlens, "
+         "bool use_qk_l2norm_in_kernel, float softplus_beta=1., float softplus_threshold=20.) "
+         "-> Tensor",
+         sigmoid_gating_delta_rule_update_spec);
+
   define(m, "greedy_argmax(Tensor logits) -> Tensor", greedy_argmax);
   define(m, "fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", fused_gumbel_argmax);
   define(m,
@@ -199,7 +257,7 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
 
 TORCH_LIBRARY(cpu_backend, m) {
   m.class_<StepRecording>("StepRecording")
-      .def(torch::init<std::vector<at::Tensor>, std::vector<at::Tensor>>())
+      .def(torch::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("open", &StepRecording::open)
       .def("close", &StepRecording::close)
       .def("error", [](const c10::intrusive_ptr<StepRecording>& self) { return self->error(); })
@@ -246,6 +304,16 @@ TORCH_LIBRARY(cpu_backend, m) {
       "experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, "
       "Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()");
   m.impl("experts", torch::dispatch(c10::DispatchKey::CPU, experts));
+  m.def(
+      "state_scan(Tensor! out, Tensor! states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
+      "Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor query_start_loc, "
+      "Tensor? slots, Tensor? has_initial_state) -> ()");
+  m.impl("state_scan", torch::dispatch(c10::DispatchKey::CPU, state_scan));
+  m.def(
+      "gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, "
+      "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "
+      "Tensor query_start_loc) -> ()");
+  m.impl("gated_delta_rule", torch::dispatch(c10::DispatchKey::CPU, gated_delta_rule));
   m.def("read_bytes(Tensor data) -> int");
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);

@@ -57,6 +57,53 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
                       const OptionalTensor& azp, const OptionalTensor& azp_adj,
                       const OptionalTensor& bias, const at::Tensor& handle);
 
+// causal_conv.cpp
+at::Tensor causal_conv1d_fwd(const at::Tensor& x, const at::Tensor& weight,
+                             const OptionalTensor& bias, const OptionalTensor& conv_states,
+                             const OptionalTensor& query_start_loc,
+                             const OptionalTensor& cache_indices,
+                             const OptionalTensor& has_initial_state, bool silu_activation,
+                             int64_t pad_slot_id, bool is_weight_packed);
+at::Tensor causal_conv1d_update(const at::Tensor& x, const at::Tensor& conv_states,
+                                const at::Tensor& weight, const OptionalTensor& bias,
+                                bool silu_activation, const OptionalTensor& num_accepted_tokens,
+                                const OptionalTensor& conv_state_indices, int64_t pad_slot_id,
+                                bool is_weight_packed);
+at::Tensor causal_conv1d_update_vec(const at::Tensor& x, const at::Tensor& conv_state,
+                                    const at::Tensor& weight, const OptionalTensor& bias,
+                                    std::optional<c10::string_view> activation,
+                                    const OptionalTensor& conv_state_indices,
+                                    const OptionalTensor& query_start_loc, int64_t pad_slot_id);
+at::Tensor causal_conv1d_weight_pack(const at::Tensor& weight);
+
+// state_scan.cpp
+void selective_state_update(at::Tensor& state, const at::Tensor& x, const at::Tensor& dt,
+                            const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                            const OptionalTensor& d, const OptionalTensor& z,
+                            const OptionalTensor& dt_bias, bool dt_softplus,
+                            const OptionalTensor& state_batch_indices,
+                            const OptionalTensor& dst_state_batch_indices, int64_t null_block_id,
+                            at::Tensor& out, const OptionalTensor& num_accepted_tokens,
+                            const OptionalTensor& cu_seqlens);
+void state_scan(at::Tensor& out, at::Tensor& states, const at::Tensor& x, const at::Tensor& dt,
+                const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+                const OptionalTensor& d, const OptionalTensor& z, const OptionalTensor& dt_bias,
+                bool dt_softplus, const at::Tensor& query_start_loc, const OptionalTensor& slots,
+                const OptionalTensor& has_initial_state);
+void mamba_chunk_scan_fwd(at::Tensor& out, at::Tensor& final_states, const at::Tensor& x,
+                          const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b,
+                          const at::Tensor& c, const OptionalTensor& d, const OptionalTensor& z,
+                          const at::Tensor& cu_seqlens);
+void selective_scan_fwd(at::Tensor& u, at::Tensor& delta, const at::Tensor& a, const at::Tensor& b,
+                        const at::Tensor& c, const OptionalTensor& d, OptionalTensor z,
+                        const OptionalTensor& delta_bias, bool delta_softplus,
+                        const OptionalTensor& query_start_loc, const OptionalTensor& cache_indices,
+                        const OptionalTensor& has_initial_state, at::Tensor& ssm_states,
+                        int64_t null_block_id, int64_t block_size,
+                        const OptionalTensor& first_block, const OptionalTensor& last_block,
+                        const OptionalTensor& initial_state, const OptionalTensor& chunk_starts,
+                        const OptionalTensor& last_chunks);
+
 // experts.cpp
 void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::IntArrayRef down,
              const OptionalTensor& gate_up_bias, const OptionalTensor& down_bias,
@@ -93,6 +140,31 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
 void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& positions,
                           const at::Tensor& block_table, at::Tensor& slot_mapping,
                           int64_t block_size);
+
+// delta_rule.cpp
+void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor& key,
+                      const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,
+                      const at::Tensor& a_log, const at::Tensor& dt_bias, at::Tensor& states,
+                      const at::Tensor& slots, const at::Tensor& resumes,
+                      const at::Tensor& query_start_loc);
+std::tuple<at::Tensor, at::Tensor> fused_gdn_gating(const at::Tensor& a_log, const at::Tensor& a,
+                                                    const at::Tensor& b, const at::Tensor& dt_bias);
+std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& g,
+    const at::Tensor& beta, const at::Tensor& initial_state, bool output_final_state,
+    const at::Tensor& cu_seqlens, bool head_first, bool use_qk_l2norm_in_kernel,
+    const at::Tensor& initial_state_indices, double eps);
+at::Tensor sigmoid_gating_delta_rule_update(
+    const at::Tensor& a_log, const at::Tensor& dt_bias, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& a, const at::Tensor& b, at::Tensor& initial_state_source,
+    const at::Tensor& initial_state_indices, const at::Tensor& cu_seqlens,
+    bool use_qk_l2norm_in_kernel, double softplus_beta, double softplus_threshold);
+at::Tensor sigmoid_gating_delta_rule_update_spec(
+    const at::Tensor& a_log, const at::Tensor& dt_bias, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& a, const at::Tensor& b, at::Tensor& initial_state_source,
+    const at::Tensor& spec_state_indices, const at::Tensor& num_accepted_tokens,
+    const at::Tensor& cu_seqlens, bool use_qk_l2norm_in_kernel, double softplus_beta,
+    double softplus_threshold);
 
 // sample.cpp
 at::Tensor greedy_argmax(const at::Tensor& logits);

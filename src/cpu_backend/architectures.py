@@ -47,8 +47,8 @@ def check_layers(model: Any) -> None:
     missing = ""
     if model.use_mla:
         missing = "multi-head latent attention (MLA)"
-    elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
-        missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
+    elif model.has_inner_state and not is_compared(model.architecture):
+        missing = "layers with a recurrent state of its own kind"
     if missing:
         raise ConfigError(
             f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "

@@ -181,14 +181,20 @@ class StepRecording:
     """What ran between entering and leaving this context, ready to run again.
 
     step_data: the tensors that a later step replaces by its own; model_memory: those that outlive
-    the recording and stay where they are; see ``csrc/recording/step_recording.h``.  Set ``output``
-    before leaving.
+    the recording and stay where they are; states: those of them that a step changes and reads
+    beforehand, which whoever runs it twice puts back; see ``csrc/recording/step_recording.h``.  Set
+    ``output`` before leaving.
     """
 
     def __init__(
-        self, step_data: list[torch.Tensor], model_memory: list[torch.Tensor] | None = None
+        self,
+        step_data: list[torch.Tensor],
+        model_memory: list[torch.Tensor] | None = None,
+        states: list[torch.Tensor] | None = None,
     ) -> None:
-        self._native = torch.classes.cpu_backend.StepRecording(step_data, model_memory or [])
+        self._native = torch.classes.cpu_backend.StepRecording(
+            step_data, model_memory or [], states or []
+        )
         self._reads = _ReadsOutsideOfTorch(self.refuse)
         self.output = torch.empty(0)
 

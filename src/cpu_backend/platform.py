@@ -19,7 +19,7 @@ from vllm.platforms.cpu import CpuPlatform
 from cpu_backend import architectures, envs, ops, providers, speculation
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
-from cpu_backend.host import engine_arguments, slot_mapping
+from cpu_backend.host import engine_arguments, slot_mapping, state_copies, state_pages
 from cpu_backend.host import speculation as speculation_kernels
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, advise
@@ -74,7 +74,11 @@ class CpuBackendPlatform(CpuPlatform):
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
-        """Pages stay as check_and_update_config has made them; 0.33 would make them larger."""
+        """Pages stay as check_and_update_config has made them (0.33 would make them larger), unless
+        they share a pool with larger ones of recurrent states."""
+        model = vllm_config.model_config
+        if model is not None and model.is_hybrid:
+            state_pages.align(cls, vllm_config)
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
@@ -96,6 +100,7 @@ class CpuBackendPlatform(CpuPlatform):
         """The Triton kernels that the host's V1 runner calls, as ops."""
         slot_mapping.register()
         speculation_kernels.register()
+        state_copies.register()
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -135,6 +140,7 @@ class CpuBackendPlatform(CpuPlatform):
             architectures.check(vllm_config.model_config)
             providers.check(vllm_config.model_config.quantization)
         _set_block_size(vllm_config)
+        _set_state_dtype(vllm_config)
         kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)
         if vllm_config.parallel_config.nnodes > 1:
@@ -196,6 +202,13 @@ def _set_block_size(config: VllmConfig) -> None:
             f"--block-size {cache.block_size} is not supported on the CPU: "
             "choose a multiple of 16, or leave it out."
         )
+
+
+def _set_state_dtype(config: VllmConfig) -> None:
+    """Recurrent states in fp32 unless the user or the model says otherwise: in 16 bits a state is
+    rounded after every token."""
+    if config.cache_config.mamba_ssm_cache_dtype == "auto":
+        config.cache_config.mamba_ssm_cache_dtype = "float32"
 
 
 def _check_threads(config: VllmConfig) -> None:
@@ -265,7 +278,7 @@ def _one_request_bytes(config: VllmConfig) -> int:
     model = config.model_config
     if model is None or model.runner_type != "generate":
         return 0
-    if model.use_mla or model.is_hybrid or model.get_sliding_window() is not None:
+    if model.use_mla or model.has_inner_state or model.get_sliding_window() is not None:
         return 0
     parallel = config.parallel_config
     per_token = model.get_num_kv_heads(parallel) * kv_dtypes.token_bytes(

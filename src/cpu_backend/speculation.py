@@ -24,6 +24,11 @@ def check(speculation: Any) -> None:
             f"drafts by {speculation.method} are not supported on the CPU: choose the method "
             f"{', '.join(METHODS[:-1])} or {METHODS[-1]} of --speculative-config."
         )
+    if (target := speculation.target_model_config) is not None and target.has_inner_state:
+        raise ConfigError(
+            f"speculative decoding is not supported for {target.architecture}, whose layers have a "
+            "recurrent state: leave --speculative-config out."
+        )
     refused = {
         "rejection_sample_method": speculation.rejection_sample_method != "standard",
         "parallel_drafting": speculation.parallel_drafting,

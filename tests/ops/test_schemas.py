@@ -10,7 +10,8 @@ import sys
 import pytest
 
 # The host's own declarations (its CPU library; the two marked lines: its CUDA library), with every
-# spelling of a mutated argument written as `!`.
+# spelling of a mutated argument written as `!`; of convolutions the states are mutated and x is
+# not, which the host declares otherwise.
 HOST = """
 apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, \
 Tensor repetition_penalties) -> ()
@@ -48,6 +49,19 @@ SymInt vocab_size, bool no_draft_probs) -> ()
 sample_recovered_tokens_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
 Tensor draft_token_ids, Tensor? draft_probs, Tensor target_probs, Tensor inv_q, \
 SymInt vocab_size, bool no_draft_probs) -> ()
+causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor!? conv_states, \
+Tensor? query_start_loc, Tensor? cache_indices, Tensor? has_initial_state, bool silu_activation, \
+int pad_slot_id, bool is_weight_packed) -> Tensor
+causal_conv1d_update_cpu(Tensor x, Tensor! conv_states, Tensor weight, Tensor? bias, \
+bool silu_activation, Tensor? num_accepted_tokens, Tensor? conv_state_indices, int pad_slot_id, \
+bool is_weight_packed) -> Tensor
+causal_conv1d_update_cpu_vec(Tensor x, Tensor! conv_state, Tensor weight, Tensor? bias, \
+str? activation, Tensor? conv_state_indices, Tensor? query_start_loc, SymInt pad_slot_id) -> Tensor
+causal_conv1d_weight_pack(Tensor weight) -> Tensor
+chunk_gated_delta_rule_cpu(Tensor query, Tensor key, Tensor value, Tensor g, Tensor beta, \
+Tensor initial_state, bool output_final_state, Tensor cu_seqlens, bool head_first, \
+bool use_qk_l2norm_in_kernel, Tensor initial_state_indices, float eps=1.0000000000000001e-05) \
+-> (Tensor, Tensor)
 compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, Tensor block_table, \
 Tensor! slot_mapping, SymInt block_size) -> ()
 cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, Tensor! output, \
@@ -63,6 +77,15 @@ bool dynamic_act_quant, bool use_azp, int primitive_cache_size) -> int
 dynamic_scaled_int8_quant(Tensor! out, Tensor input, Tensor! scale, Tensor!? azp) -> ()
 fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()
 fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor
+fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)
+fused_sigmoid_gating_delta_rule_update_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, \
+Tensor v, Tensor a, Tensor b, Tensor! initial_state_source, Tensor initial_state_indices, \
+Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, float softplus_beta=1., \
+float softplus_threshold=20.) -> Tensor
+fused_sigmoid_gating_delta_rule_update_spec_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, \
+Tensor v, Tensor a, Tensor b, Tensor! initial_state_source, Tensor spec_state_indices, \
+Tensor num_accepted_tokens, Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, \
+float softplus_beta=1., float softplus_threshold=20.) -> Tensor
 gelu_and_mul(Tensor! out, Tensor input) -> ()
 gelu_fast(Tensor! out, Tensor input) -> ()
 gelu_new(Tensor! out, Tensor input) -> ()
@@ -77,6 +100,8 @@ init_cpu_memory_env(SymInt[] node_ids) -> ()
 init_shm_manager(str name, int group_size, int rank, int thread_num) -> int
 is_onednn_acl_supported() -> bool
 join_shm_manager(int handle, str name) -> str
+mamba_chunk_scan_fwd_cpu(Tensor! out, Tensor! final_states, Tensor x, Tensor dt, Tensor A, \
+Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor cu_seqlens) -> ()
 mul_and_silu(Tensor! out, Tensor input) -> ()
 onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()
 onednn_scaled_mm(Tensor! c, Tensor a, Tensor a_scales, Tensor? azp, Tensor? azp_adj, \
@@ -85,6 +110,15 @@ release_dnnl_matmul_handler(int handler) -> ()
 rms_norm(Tensor! out, Tensor input, Tensor? weight, float epsilon) -> ()
 rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, \
 Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()
+selective_scan_fwd(Tensor! u, Tensor! delta, Tensor! A, Tensor! B, Tensor! C, Tensor? D_, \
+Tensor!? z_, Tensor? delta_bias_, bool delta_softplus, Tensor? query_start_loc, \
+Tensor? cache_indices, Tensor? has_initial_state, Tensor! ssm_states, int null_block_id, \
+int block_size, Tensor? block_idx_first_scheduled_token, Tensor? block_idx_last_scheduled_token, \
+Tensor? initial_state_idx, Tensor? cu_chunk_seqlen, Tensor? last_chunk_indices) -> ()
+selective_state_update_cpu(Tensor! state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, \
+Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, \
+Tensor? dst_state_batch_indices, SymInt null_block_id, Tensor! out, Tensor? num_accepted_tokens, \
+Tensor? cu_seqlens) -> ()
 shm_all_gather(int handle, Tensor data, Tensor! output) -> ()
 shm_allreduce(int handle, Tensor! data) -> ()
 shm_gather(int handle, Tensor data, Tensor[]!? outputs, int dst) -> ()
@@ -103,6 +137,9 @@ bind_threads(int[] cpus) -> bool
 describe() -> str
 experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, \
 Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
+gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, \
+Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, \
+Tensor query_start_loc) -> ()
 keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
@@ -122,6 +159,9 @@ read_bytes(Tensor data) -> int
 sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, Tensor seeds) \
 -> Tensor
 set_num_threads(int threads) -> ()
+state_scan(Tensor! out, Tensor! states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, \
+Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor query_start_loc, Tensor? slots, \
+Tensor? has_initial_state) -> ()
 """
 
 # A process of its own: the host's libraries, once imported, add their ops to the same namespace.

@@ -14,12 +14,29 @@ GRANITE = {
     "embedding_multiplier": 1.5,
     "logits_scaling": 2.0,
 }
+# Every other layer a gated delta net, with heads that fill no vector and share keys.
+GATED_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 40,
+    "linear_value_head_dim": 24,
+}
 SLIDING_TWICE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 # The host's windows of Cohere's models are one token longer than those of transformers, as these
 # models were trained according to its source.
 COHERE_WINDOW: dict[str, Any] = {
     "reference": {"sliding_window": WINDOW + 1},
     "note": "compared with windows one token longer, which the host has on purpose",
+}
+# Mamba-2 layers with groups of heads and a state that fills no vector, in chunks shorter than the
+# prompts; config classes differ in how they call these.
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "mamba_chunk_size": 32,
 }
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
@@ -99,8 +116,8 @@ SPECS = (
         {"new_decoder_architecture": True, "num_kv_heads": 2},
         selected=True,
     ),
-    Spec("FalconH1ForCausalLM", "Falcon-H1", "falcon_h1", refused=RECURRENT),
-    Spec("FalconMambaForCausalLM", "Falcon Mamba", "falcon_mamba", refused=RECURRENT),
+    Spec("FalconH1ForCausalLM", "Falcon-H1", "falcon_h1", {**MAMBA2, "mamba_d_ssm": 384}),
+    Spec("FalconMambaForCausalLM", "Falcon Mamba", "falcon_mamba"),
     Spec("FlexOlmoForCausalLM", "FlexOlmo", "flex_olmo"),
     Spec("GemmaForCausalLM", "Gemma 1", "gemma", TIED),
     Spec(
@@ -159,7 +176,18 @@ SPECS = (
     Spec(
         "GraniteMoeForCausalLM", "Granite 3 MoE", "granitemoe", {**GRANITE, "intermediate_size": 96}
     ),
-    Spec("GraniteMoeHybridForCausalLM", "Granite 4", "granitemoehybrid", refused=RECURRENT),
+    Spec(
+        "GraniteMoeHybridForCausalLM",
+        "Granite 4",
+        "granitemoehybrid",
+        {
+            **GRANITE,
+            **MAMBA2,
+            "intermediate_size": 96,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
+        selected=True,
+    ),
     Spec(
         "GraniteMoeSWAForCausalLM",
         "Granite MoE with windows",
@@ -200,7 +228,12 @@ SPECS = (
     Spec("InternLM3ForCausalLM", "InternLM 3", "llama", note="loaded as a Llama"),
     Spec("IQuestCoderForCausalLM", "IQuest-Coder", "llama", note="loaded as a Llama"),
     Spec("Jais2ForCausalLM", "Jais 2", "jais2"),
-    Spec("JambaForCausalLM", "Jamba", "jamba", refused=RECURRENT),
+    Spec(
+        "JambaForCausalLM",
+        "Jamba",
+        "jamba",
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "intermediate_size": 96},
+    ),
     Spec("KimiLinearForCausalLM", "Kimi Linear", "kimi_linear", refused=LATENT),
     Spec("LLaMAForCausalLM", "LLaMA 1", "llama", note="loaded as a Llama"),
     Spec("LagunaForCausalLM", "Laguna", "laguna", FOUR),
@@ -209,14 +242,12 @@ SPECS = (
         "LFM2",
         "lfm2",
         {**TIED, "layer_types": ["conv", "full_attention", "conv"]},
-        refused=RECURRENT,
     ),
     Spec(
         "Lfm2MoeForCausalLM",
         "LFM2 MoE",
         "lfm2_moe",
         {**TIED, "layer_types": ["conv", "full_attention", "conv"]},
-        refused=RECURRENT,
     ),
     Spec(
         "LlamaForCausalLM",
@@ -239,13 +270,12 @@ SPECS = (
         },
     ),
     Spec("LongcatFlashForCausalLM", "LongCat-Flash", "longcat_flash", refused=LATENT),
-    Spec("MambaForCausalLM", "Mamba", "mamba", refused=RECURRENT, selected=True),
+    Spec("MambaForCausalLM", "Mamba", "mamba", selected=True),
     Spec(
         "Mamba2ForCausalLM",
         "Mamba 2",
         "mamba2",
-        {"num_heads": 6, "head_dim": 64},
-        refused=RECURRENT,
+        {"num_heads": 6, "head_dim": 64, "n_groups": 2, "state_size": 20, "chunk_size": 32},
     ),
     Spec("MellumForCausalLM", "Mellum", "mellum", FOUR),
     Spec(
@@ -286,7 +316,20 @@ SPECS = (
     Spec("MistralForCausalLM", "Mistral 7B", "mistral"),
     Spec("MixtralForCausalLM", "Mixtral", "mixtral", {"intermediate_size": 96}),
     Spec("NemotronForCausalLM", "Nemotron, Minitron", "nemotron"),
-    Spec("NemotronHForCausalLM", "Nemotron-H", "nemotron_h", refused=RECURRENT),
+    Spec(
+        "NemotronHForCausalLM",
+        "Nemotron-H",
+        "nemotron_h",
+        {
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+            "ssm_state_size": 20,
+            "chunk_size": 32,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+            "moe_shared_expert_intermediate_size": 80,
+        },
+    ),
     Spec(
         "OPTForCausalLM", "OPT", "opt", {"ffn_dim": 352, "word_embed_proj_dim": 192}, selected=True
     ),
@@ -319,22 +362,14 @@ SPECS = (
     Spec("Qwen2MoeForCausalLM", "Qwen2 MoE", "qwen2_moe"),
     Spec("Qwen3ForCausalLM", "Qwen3", "qwen3"),
     Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"),
-    Spec("Qwen3NextForCausalLM", "Qwen3-Next", "qwen3_next", refused=RECURRENT),
-    Spec(
-        "Qwen3_5ForCausalLM",
-        "Qwen3.5",
-        "qwen3_5_text",
-        refused=RECURRENT,
-        host=VISION,
-        note="its class imports torchvision",
-    ),
+    Spec("Qwen3NextForCausalLM", "Qwen3-Next", "qwen3_next", GATED_DELTA, selected=True),
+    Spec("Qwen3_5ForCausalLM", "Qwen3.5", "qwen3_5_text", GATED_DELTA, needs=("torchvision",)),
     Spec(
         "Qwen3_5MoeForCausalLM",
         "Qwen3.5 MoE",
         "qwen3_5_moe_text",
-        refused=RECURRENT,
-        host=VISION,
-        note="its class imports torchvision",
+        GATED_DELTA,
+        needs=("torchvision",),
     ),
     Spec(
         "Qwen4ExpForCausalLM",
@@ -356,7 +391,14 @@ SPECS = (
         "Zamba2ForCausalLM",
         "Zamba 2",
         "zamba2",
-        {**TIED, "num_hidden_layers": 54},
-        refused=RECURRENT,
+        {
+            **TIED,
+            **FOUR,
+            "n_mamba_heads": 6,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 20,
+            "chunk_size": 32,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        },
     ),
 )

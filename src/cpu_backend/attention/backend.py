@@ -127,6 +127,25 @@ class StepMetadata:
     encoder_cache: torch.Tensor | None
     mm_prefix_range: Pieces | None = None
 
+    def step_data(self) -> tuple[torch.Tensor, ...]:
+        """What is another tensor in every step."""
+        return (
+            self.query_start_loc,
+            self.seq_lens,
+            self.block_table,
+            self.slot_mapping,
+            self.plan,
+        )
+
+    def is_repeatable(self, tokens: int) -> bool:
+        """Whether a step of so many tokens may be recorded."""
+        return (
+            self.dynamic_causal is None
+            and self.encoder_cache is None
+            and self.mm_prefix_range is None
+            and self.num_actual_tokens == tokens
+        )
+
 
 class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
     """Plans the work of a step once for all layers of a group."""

@@ -20,9 +20,12 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> bool:
     ``dispatch_cpu_unquantized_gemm`` does.
 
     weight [out_features, in_features]; with ``remove_weight`` the original is freed.  False for
-    what stays with the host: weights of convolutions and experts, which are no matrices.
+    what stays with the host: weights of experts, which are no matrices.  Those of causal
+    convolutions, [channels, 1, taps], are read as they are.
     """
     weight = layer.weight
+    if weight.dim() == 3 and weight.size(1) == 1:
+        return True
     if weight.is_meta or weight.dim() != 2 or weight.dtype not in SUPPORTED:
         return False
     if isinstance(layer, VocabParallelEmbedding):

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend import providers
+from cpu_backend.attention.states import StateMetadata
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.runtime.reservations import Reservations
@@ -20,7 +21,7 @@ from cpu_backend.worker.draft_replay import DraftReplay
 from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
 from cpu_backend.worker.speculation import CPURejectionSampler
-from cpu_backend.worker.step_replay import StepReplay, distinct
+from cpu_backend.worker.step_replay import State, StepReplay, distinct
 
 logger = init_logger("vllm.cpu_backend")
 
@@ -147,10 +148,10 @@ class CPUModelRunner(HostCPUModelRunner):
         embedded = None if inputs_embeds is None else inputs_embeds.T
         inputs = tuple(given for given in (positions, input_ids, embedded) if given is not None)
         if not self.use_aux_hidden_state_outputs:
-            return self.step_replay.run(forward_of_copy, inputs, groups)
+            return self.step_replay.run(forward_of_copy, inputs, groups, _states())
         # A recording gives one tensor; these are equally wide.
-        states = self.step_replay.run(lambda: _joined(forward_of_copy()), inputs, groups)
-        hidden, *others = states.split(self.model_config.get_hidden_size(), dim=-1)
+        joined = self.step_replay.run(lambda: _joined(forward_of_copy()), inputs, groups, _states())
+        hidden, *others = joined.split(self.model_config.get_hidden_size(), dim=-1)
         return hidden, others
 
     def warm_up(self) -> float:
@@ -177,3 +178,14 @@ def _all_ranks_agree(answer: bool) -> bool:
     votes = torch.tensor([answer], dtype=torch.int32)
     torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN, group.cpu_group)
     return bool(votes.item())
+
+
+def _states() -> list[State]:
+    """The recurrent states of all layers, and where the step's requests have theirs."""
+    context = get_forward_context()
+    return [
+        State(states, metadata.slots)
+        for name, metadata in context.attn_metadata.items()
+        if isinstance(metadata, StateMetadata)
+        for states in context.no_compile_layers[name].kv_cache
+    ]

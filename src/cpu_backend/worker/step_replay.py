@@ -8,7 +8,7 @@ in for the model.  Until then, and for good if anything is amiss, the model's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,20 @@ from vllm.logger import init_logger
 
 from cpu_backend import envs, ops
 from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.attention.states import StateMetadata
 
 logger = init_logger("vllm.cpu_backend")
 
 # Beyond this many tokens a forward computes so long that its Python hides behind it.
 MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class State:
+    """A layer's recurrent states, of which the step's requests have those in ``slots``."""
+
+    states: torch.Tensor
+    slots: torch.Tensor
 
 
 @dataclass
@@ -60,37 +69,38 @@ class StepReplay:
         self,
         forward: Callable[[], torch.Tensor],
         inputs: tuple[torch.Tensor, ...],
-        metadata: Iterable[StepMetadata],
+        metadata: Iterable[StepMetadata | StateMetadata],
+        states: Sequence[State] = (),
     ) -> torch.Tensor:
         """``forward()``, or what it would return.
 
         inputs: the tensors that the model reads and the runner keeps in place from step to step,
-        tokens in their last dimension; metadata: one per group of attention layers.  The result is
-        valid until the next step.
+        tokens in their last dimension; metadata: one per group of attention layers; states: all
+        that the step changes and reads beforehand.  The result is valid until the next step.
         """
         tokens = inputs[0].shape[-1]
         groups = list(metadata)
         if (
             self.given_up
             or tokens > MAX_TOKENS
-            or not all(_is_repeatable(g, tokens) for g in groups)
+            or not all(group.is_repeatable(tokens) for group in groups)
         ):
             return forward()
         key = (tokens, tuple(group.causal for group in groups))
-        step_data = [tensor for group in groups for tensor in _tensors(group)]
+        step_data = [tensor for group in groups for tensor in group.step_data()]
         addresses = tuple(tensor.data_ptr() for tensor in inputs)
         recorded = self._recorded.get(key)
         if recorded is None or recorded.addresses != addresses:
-            return self._record(key, forward, inputs, step_data)
+            return self._record(key, forward, inputs, step_data, states)
         if recorded.trusted:
             self._replays += 1
             if not self._check_every or self._replays % self._check_every:
                 return recorded.recording.replay(step_data)
-            return self._compare(recorded, forward, step_data)
+            return self._compare(recorded, forward, step_data, states)
         if not _mostly_differ(inputs, recorded.inputs):
             return forward()  # would prove little
         recorded.recording.fill_with_garbage()
-        return self._compare(recorded, forward, step_data)
+        return self._compare(recorded, forward, step_data, states)
 
     def _record(
         self,
@@ -98,8 +108,11 @@ class StepReplay:
         forward: Callable[[], torch.Tensor],
         inputs: tuple[torch.Tensor, ...],
         step_data: list[torch.Tensor],
+        states: Sequence[State],
     ) -> torch.Tensor:
-        recording = ops.StepRecording(step_data, [*self._model_memory(), *inputs])
+        recording = ops.StepRecording(
+            step_data, [*self._model_memory(), *inputs], [state.states for state in states]
+        )
         with recording:
             result = forward()
             if isinstance(result, torch.Tensor):
@@ -119,13 +132,18 @@ class StepReplay:
         recorded: _Recorded,
         forward: Callable[[], torch.Tensor],
         step_data: list[torch.Tensor],
+        states: Sequence[State],
     ) -> torch.Tensor:
         """The model's own result, after the replay's has been held against it.
 
         The replay comes first: should it be wrong, the model then writes the right keys and values
-        over its own.
+        over its own.  Recurrent states would be changed twice: the model's run begins with those
+        that the replay began with.
         """
+        begun_with = [state.states[state.slots] for state in states]
         replayed = recorded.recording.replay(step_data).clone()
+        for state, before in zip(states, begun_with, strict=True):
+            state.states[state.slots] = before
         result = forward()
         equal = _same_bits(replayed, result)
         if self._agree(equal):
@@ -144,31 +162,13 @@ class StepReplay:
         self._tell(f"steps are not replayed with this model: {reason}")
 
 
-def distinct(metadata: Any) -> list[StepMetadata]:
+def distinct(metadata: Any) -> list[StepMetadata | StateMetadata]:
     """The metadata objects of a step, which layers share; none where any layer has another kind."""
     if not isinstance(metadata, dict):
         return []
     groups = list({id(group): group for group in metadata.values()}.values())
-    return groups if all(isinstance(group, StepMetadata) for group in groups) else []
-
-
-def _is_repeatable(group: StepMetadata, tokens: int) -> bool:
-    return (
-        group.dynamic_causal is None
-        and group.encoder_cache is None
-        and group.mm_prefix_range is None
-        and group.num_actual_tokens == tokens
-    )
-
-
-def _tensors(group: StepMetadata) -> tuple[torch.Tensor, ...]:
-    return (
-        group.query_start_loc,
-        group.seq_lens,
-        group.block_table,
-        group.slot_mapping,
-        group.plan,
-    )
+    known = all(isinstance(group, StepMetadata | StateMetadata) for group in groups)
+    return groups if known else []
 
 
 def _mostly_differ(inputs: tuple[torch.Tensor, ...], recorded: tuple[torch.Tensor, ...]) -> bool:

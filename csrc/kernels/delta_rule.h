@@ -1,0 +1,150 @@
+// The gated delta rule (Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks"), token by token.
+// For a head with state S, key k, value v and query q of a token:
+//   S <- decay * S + k (x) beta * (v - decay * S^T k)      out = S^T q
+//
+// Shapes    see DeltaRuleArgs: `heads / key_heads` heads in a row share a key head; any sizes.
+//           A decode is a sequence of one token.
+// Slots     the state is read from and left in the sequence's slot.  With `accepted` a sequence has
+//           a row of slots instead: it begins with the one of the last accepted token of the step
+//           before, and leaves the state after its i-th token in the i-th slot.
+// Numerics  fp32; a state of 16 bits is rounded after every token, so no result depends on where a
+//           step begins or ends.  The sums over keys have two parts, in one order.
+// Blocking  a channel of the values never meets another one, so an item is kDeltaColumns channels
+//           of one head of one sequence.  Of some tokens at a time it prepares keys and queries
+//           once, then takes them through as many channels as there are accumulators: that part of
+//           the state (16 to 32 KiB) stays in L1.  The form by chunks as matrix products would
+//           save arithmetic that is a twentieth of the model's, and make chunks visible in results.
+// Threads   none: an item only; items of one head share nothing but what they read.
+#pragma once
+
+#include "core/slice.h"
+#include "core/view.h"
+#include "isa/math.h"
+#include "kernels/sequences.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+constexpr int64_t kDeltaTokens = 16;  // prepared at a time
+constexpr int kDeltaVectors = 4;      // of channels at a time
+
+template <int kCount>
+struct VectorCount {
+  static constexpr int value = kCount;
+};
+
+// Room for the keys and queries of kDeltaTokens tokens, and their decays.
+CPU_BACKEND_INLINE int64_t delta_scratch_floats(int64_t key_dim) {
+  return kDeltaTokens * (2 * key_dim + 1) + kLanes;
+}
+
+CPU_BACKEND_INLINE int64_t delta_blocks(int64_t value_dim) {
+  return ceil_div(value_dim, kDeltaColumns);
+}
+
+// to = x * scale, divided by its length first if `normalize`.
+template <class T>
+CPU_BACKEND_INLINE void prepare_vector(const T* x, int64_t size, const DeltaRuleArgs& args,
+                                       float scale, float* to) {
+  Vec squares{};
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+    const Vec v = load_n(x + i, n);
+    squares = v * v + squares;
+  });
+  if (args.normalize) scale = scale / __builtin_sqrtf(sum_lanes(squares) + args.epsilon);
+  for_each_vector(size, [&](int64_t i, int n)
+                            CPU_BACKEND_LAMBDA { store_n(to + i, load_n(x + i, n) * scale, n); });
+}
+
+// One token's turn with kVectors full vectors of channels, or with one of `lanes` channels.
+// from and to: the state's first key row at these channels, rows `value_dim` apart; may be equal.
+template <int kVectors, class T, class S>
+CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, const float* key, const float* query,
+                                   float decay, float beta, const T* value, const S* from, S* to,
+                                   T* out, int lanes) {
+  const int64_t keys = args.key_dim, stride = args.value_dim;
+  const int n = kVectors > 1 ? kLanes : lanes;
+  Vec even[kVectors] = {}, odd[kVectors] = {};
+  for (int64_t k = 0; k < keys; k += 2)
+    for (int c = 0; c < kVectors; ++c) {
+      const S* row = from + k * stride + c * kLanes;
+      even[c] = load_n(row, n) * key[k] + even[c];
+      if (k + 1 < keys) odd[c] = load_n(row + stride, n) * key[k + 1] + odd[c];
+    }
+  Vec delta[kVectors], sum[kVectors] = {};
+  for (int c = 0; c < kVectors; ++c)
+    delta[c] = (load_n(value + c * kLanes, n) - (even[c] + odd[c]) * decay) * beta;
+  for (int64_t k = 0; k < keys; ++k)
+    for (int c = 0; c < kVectors; ++c) {
+      const int64_t at = k * stride + c * kLanes;
+      const Vec state = load_n(from + at, n) * decay + delta[c] * key[k];
+      store_n(to + at, state, n);
+      sum[c] = state * query[k] + sum[c];
+    }
+  for (int c = 0; c < kVectors; ++c) store_n(out + c * kLanes, sum[c], n);
+}
+
+template <class T, class S>
+void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
+  const int64_t blocks = delta_blocks(args.value_dim);
+  const int64_t first = item % blocks * kDeltaColumns;
+  const int64_t last =
+      first + kDeltaColumns < args.value_dim ? first + kDeltaColumns : args.value_dim;
+  const int64_t head = item / blocks % args.heads;
+  const int64_t number = item / blocks / args.heads;
+  const int64_t key_head = head / (args.heads / args.key_heads);
+  const Sequence sequence = sequence_of(args.sequences, number);
+  T* out = static_cast<T*>(args.out) + head * args.out_head_stride;
+  if (sequence.is_null) {
+    for (int64_t t = sequence.begin; t < sequence.end; ++t)
+      __builtin_memset(out + t * args.out_token_stride + first, 0, (last - first) * sizeof(T));
+    return;
+  }
+  const int32_t* slots = args.sequences.slots + number * args.sequences.slot_stride;
+  const int64_t slot = args.accepted ? slots[args.accepted[number] - 1] : sequence.slot;
+  const auto state_of = [&](int64_t s) CPU_BACKEND_LAMBDA {
+    return static_cast<S*>(args.states) + s * args.slot_stride + head * args.state_head_stride;
+  };
+  if (!sequence.continued && sequence.begin < sequence.end)
+    for (int64_t k = 0; k < args.key_dim; ++k)
+      __builtin_memset(state_of(slot) + k * args.value_dim + first, 0, (last - first) * sizeof(S));
+
+  float* const keys = scratch;
+  float* const queries = keys + kDeltaTokens * args.key_dim;
+  float* const decays = queries + kDeltaTokens * args.key_dim;
+  const T* key = static_cast<const T*>(args.key) + key_head * args.key_head_stride;
+  const T* query = static_cast<const T*>(args.query) + key_head * args.query_head_stride;
+  const T* value = static_cast<const T*>(args.value) + head * args.value_head_stride;
+  for (int64_t t = sequence.begin; t < sequence.end; t += kDeltaTokens) {
+    const int64_t tokens = sequence.end - t < kDeltaTokens ? sequence.end - t : kDeltaTokens;
+    for (int64_t i = 0; i < tokens; ++i) {
+      prepare_vector(key + (t + i) * args.key_token_stride, args.key_dim, args, 1.0f,
+                     keys + i * args.key_dim);
+      prepare_vector(query + (t + i) * args.query_token_stride, args.key_dim, args, args.scale,
+                     queries + i * args.key_dim);
+      decays[i] = args.log_decay[(t + i) * args.heads + head];
+    }
+    for_each_vector(tokens, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      store_n(decays + i, exp(load_n(decays + i, n)), n);
+    });
+    const auto take = [&](auto vectors, int64_t column, int lanes) CPU_BACKEND_LAMBDA {
+      for (int64_t i = 0; i < tokens; ++i) {
+        const int64_t token = t + i, step = token - sequence.begin;
+        const S* from = state_of(args.accepted && step > 0 ? slots[step - 1] : slot) + column;
+        S* to = state_of(args.accepted ? slots[step] : slot) + column;
+        delta_step<decltype(vectors)::value>(
+            args, keys + i * args.key_dim, queries + i * args.key_dim, decays[i],
+            args.beta[token * args.heads + head], value + token * args.value_token_stride + column,
+            from, to, out + token * args.out_token_stride + column, lanes);
+      }
+    };
+    constexpr int64_t kWide = kDeltaVectors * kLanes;
+    int64_t column = first;
+    for (; column + kWide <= last; column += kWide)
+      take(VectorCount<kDeltaVectors>{}, column, kLanes);
+    for (; column < last; column += kLanes)
+      take(VectorCount<1>{}, column,
+           static_cast<int>(last - column < kLanes ? last - column : kLanes));
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

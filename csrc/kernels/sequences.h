@@ -1,0 +1,47 @@
+// Going through the sequences of a step.
+#pragma once
+
+#include "core/view.h"
+#include "isa/vec.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+// One sequence's tokens [begin, end) and the slot of its state; `continued`: what the slot holds
+// counts.
+struct Sequence {
+  int64_t begin, end, slot;
+  bool is_null, continued;
+};
+
+CPU_BACKEND_INLINE Sequence sequence_of(const Sequences& of, int64_t i) {
+  Sequence s;
+  s.begin = of.starts ? of.starts[i] : i * of.length;
+  s.end = of.starts ? of.starts[i + 1] : s.begin + of.length;
+  s.slot = of.slots ? of.slots[i * of.slot_stride] : i;
+  s.is_null = of.slots && s.slot == of.null_slot;
+  s.continued = of.continued ? of.continued[i] != 0 : of.all_continued;
+  return s;
+}
+
+// The end of the last sequence: tokens from there on belong to none.
+CPU_BACKEND_INLINE int64_t sequences_end(const Sequences& of) {
+  return of.starts ? of.starts[of.count] : of.count * of.length;
+}
+
+// n <= kLanes elements that lie `stride` apart; the other lanes load as zero.
+template <class T>
+CPU_BACKEND_INLINE Vec load_strided(const T* p, int64_t stride, int n) {
+  if (stride == 1) return load_n(p, n);
+  T tmp[kLanes] = {};
+  for (int i = 0; i < n; ++i) tmp[i] = p[i * stride];
+  return load(tmp);
+}
+template <class T>
+CPU_BACKEND_INLINE void store_strided(T* p, int64_t stride, Vec v, int n) {
+  if (stride == 1) return store_n(p, v, n);
+  T tmp[kLanes];
+  store(tmp, v);
+  for (int i = 0; i < n; ++i) p[i * stride] = tmp[i];
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE

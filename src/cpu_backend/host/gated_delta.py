@@ -1,0 +1,65 @@
+"""Gated delta nets (Qwen3-Next, Qwen3.5) run on this backend's ops, in every dtype.
+
+What: ``QwenGatedDeltaNetAttention.forward_cpu``, with layers/gated_delta.py as its core.
+Why: the host's asks for bf16, and its op hides from a recorded step what it calls.
+Since: 0.32
+Until: never: metadata and ops are this backend's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cpu_backend.host.seam import When, patch
+
+
+@patch(
+    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn",
+    "QwenGatedDeltaNetAttention.forward_cpu(self, hidden_states)",
+    when=When.COMPUTING,
+)
+def forward(original: Any) -> Any:
+    """Projections and norm are the host's modules."""
+    from vllm.forward_context import get_forward_context
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    from cpu_backend.layers import gated_delta
+
+    def core(layer: Any, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        heads = gated_delta.Heads(
+            layer.num_k_heads // layer.tp_size,
+            layer.num_v_heads // layer.tp_size,
+            layer.head_k_dim,
+            layer.head_v_dim,
+        )
+        steps = get_forward_context().attn_metadata
+        if steps is None:  # profiling
+            return mixed.new_zeros(len(mixed), heads.heads, heads.value_dim)
+        weights = gated_delta.Weights(
+            layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.dt_bias
+        )
+        conv_states, states = layer.kv_cache
+        if not is_conv_state_dim_first():
+            conv_states = conv_states.transpose(1, 2)
+        # The host's last two dimensions are in the other order; the pages are this backend's.
+        states = states.view(len(states), heads.heads, heads.key_dim, heads.value_dim)
+        return gated_delta.attend(
+            mixed, a, b, heads, weights, conv_states, states, steps[layer.prefix]
+        )
+
+    def forward_cpu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        mixed, _ = self.in_proj_qkvz(hidden_states)
+        gates, _ = self.in_proj_ba(hidden_states)
+        if self.gqa_interleaved_layout:
+            query, key, value, z, b, a = self.fix_query_key_value_ordering(mixed, gates)
+            mixed = torch.cat([part.flatten(1) for part in (query, key, value)], dim=1)
+        else:
+            channels = (2 * self.key_dim + self.value_dim) // self.tp_size
+            mixed, z = mixed[:, :channels], mixed[:, channels:].unflatten(1, (-1, self.head_v_dim))
+            b, a = gates.chunk(2, dim=1)
+        result: torch.Tensor = self._output_projection(core(self, mixed, a, b), z)
+        return result
+
+    return forward_cpu

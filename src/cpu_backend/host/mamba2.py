@@ -1,0 +1,58 @@
+"""Mamba-2 layers (Granite 4, Falcon-H1, Nemotron-H, Zamba 2) run on this backend's ops.
+
+What: ``MambaMixer2.conv_ssm_forward``, with layers/state_space.py.
+Why: the host computes prompts and single tokens by different functions, which round differently,
+    and prompts one request after the other in Python.
+Since: 0.32
+Until: never: metadata and ops are this backend's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cpu_backend.host.seam import When, patch
+
+
+@patch(
+    "vllm.model_executor.layers.mamba.mamba_mixer2",
+    "MambaMixer2.conv_ssm_forward(self, projected_states, output)",
+    when=When.COMPUTING,
+)
+def convolve_and_scan(original: Any) -> Any:
+    """Projections, gate and norm are the host's."""
+    from vllm.forward_context import get_forward_context
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    from cpu_backend.layers.state_space import Recurrence, convolve, scan
+
+    def conv_ssm_forward(self: Any, projected_states: torch.Tensor, output: torch.Tensor) -> None:
+        steps = get_forward_context().attn_metadata
+        if steps is None:  # profiling
+            output.zero_()
+            return
+        step = steps[self.prefix]
+        tokens = step.num_actual_tokens
+        conv_states, states = self.kv_cache
+        if not is_conv_state_dim_first():
+            conv_states = conv_states.transpose(1, 2)
+        mixed, dt = projected_states[:tokens, self.tped_intermediate_size :].split(
+            [self.tped_conv_size, self.tped_dt_size], dim=1
+        )
+        mixed = convolve(mixed, self.conv_weights, self.conv1d.bias, conv_states, step, silu=True)
+        x, b, c = self.split_hidden_states_B_C_fn(mixed)
+        groups = (self.n_groups // self.tp_size, -1)
+        scan(
+            output[:tokens].unflatten(1, (-1, self.head_dim)),
+            x.unflatten(1, (-1, self.head_dim)),
+            dt,
+            b.unflatten(1, groups),
+            c.unflatten(1, groups),
+            Recurrence(self.A, self.D, self.dt_bias),
+            states,
+            step,
+        )
+
+    return conv_ssm_forward

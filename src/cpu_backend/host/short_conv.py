@@ -1,0 +1,46 @@
+"""Short convolutions (LFM2) run on this backend's op.
+
+What: ``ShortConv.forward_native``, with layers/state_space.py.
+Why: the host computes prompts and single tokens by different functions, which round differently,
+    and prompts one request after the other in Python.
+Since: 0.32
+Until: never: metadata and op are this backend's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cpu_backend.host.seam import When, patch
+
+
+@patch(
+    "vllm.model_executor.layers.mamba.short_conv",
+    "ShortConv.forward_native(self, hidden_states, output)",
+    when=When.COMPUTING,
+)
+def gated_convolution(original: Any) -> Any:
+    """Projections are the host's."""
+    from vllm.forward_context import get_forward_context
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    from cpu_backend.layers.state_space import convolve
+
+    def forward_native(self: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
+        steps = get_forward_context().attn_metadata
+        if steps is None:  # profiling
+            output.zero_()
+            return
+        step = steps[self.prefix]
+        tokens = step.num_actual_tokens
+        (conv_states,) = self.kv_cache
+        if not is_conv_state_dim_first():
+            conv_states = conv_states.transpose(1, 2)
+        b, c, x = self.in_proj(hidden_states[:tokens])[0].chunk(3, dim=1)
+        weight = self.conv.weight.squeeze(1)
+        convolved = convolve(b * x, weight, self.conv.bias, conv_states, step, silu=False)
+        output[:tokens] = self.out_proj(c * convolved)[0]
+
+    return forward_native

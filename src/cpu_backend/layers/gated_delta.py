@@ -1,0 +1,88 @@
+"""Gated delta nets: causal convolution, then the gated delta rule, both of a whole step at once.
+
+A decode is a request of one token to both ops, so what a token's layer gives does not depend on
+which requests a step has, nor on where the step before ended (``csrc/kernels/delta_rule.h``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Of one rank: `key_heads` heads of queries and keys, each shared by as many of values."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def split(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[tokens, channels] to query, key [tokens, key_heads, key_dim] and value; views."""
+        keys = self.key_heads * self.key_dim
+        query, key, value = mixed.split([keys, keys, self.heads * self.value_dim], dim=1)
+        return (
+            query.unflatten(1, (self.key_heads, self.key_dim)),
+            key.unflatten(1, (self.key_heads, self.key_dim)),
+            value.unflatten(1, (self.heads, self.value_dim)),
+        )
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The layer's own: conv [channels, 1, taps], a_log and dt_bias [heads]."""
+
+    conv: torch.Tensor
+    conv_bias: torch.Tensor | None
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+
+
+def attend(
+    mixed: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    heads: Heads,
+    weights: Weights,
+    conv_states: torch.Tensor,
+    states: torch.Tensor,
+    step: Any,
+) -> torch.Tensor:
+    """[tokens, heads, value_dim] of mixed queries, keys and values [tokens, channels].
+
+    a, b [tokens, heads]; conv_states [slots, channels, taps - 1] and states [slots, heads, key_dim,
+    value_dim] are changed in the slots of step, the group's ``attention.states.StateMetadata``.
+    """
+    mixed = torch.ops._C.causal_conv1d_fwd_cpu.default(
+        mixed.t(),
+        weights.conv,
+        weights.conv_bias,
+        conv_states,
+        step.query_start_loc,
+        step.slots,
+        step.resumes,
+        True,
+        -1,
+        False,
+    ).t()
+    query, key, value = heads.split(mixed)
+    out = torch.empty(value.shape, dtype=value.dtype)
+    torch.ops.cpu_backend.gated_delta_rule.default(
+        out,
+        query,
+        key,
+        value,
+        a,
+        b,
+        weights.a_log,
+        weights.dt_bias,
+        states,
+        step.slots,
+        step.resumes,
+        step.query_start_loc,
+    )
+    return out
