@@ -9,7 +9,7 @@ from measure import Work, copies_for
 from models import MODELS, Model
 
 from cpu_backend.attention import kv_dtypes
-from cpu_backend.attention.backend import halves
+from cpu_backend.attention.backend import parts
 
 CONTEXTS = (128, 512, 1024, 4096, 8192, 32768)
 PROMPTS = (1024, 2048, 4096, 8192)
@@ -35,7 +35,7 @@ class _Cache:
         pages = torch.zeros(blocks, model.kv_heads, _BLOCK_SIZE, content, dtype=torch.int8)
         if kv not in kv_dtypes.QUANTIZED:
             pages = pages.view(dtype)
-        self.keys, self.values = halves(pages, model.head_dim)
+        self.keys, self.values = parts(pages, model.head_dim, model.head_dim)
         at = torch.arange(tokens)
         pages_of = self.block_table.long()[:, at // _BLOCK_SIZE]
         slots = (pages_of * _BLOCK_SIZE + at % _BLOCK_SIZE).flatten()

@@ -33,6 +33,7 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::linear"},
     {"cpu_backend::linear_add"},
     {"cpu_backend::linear_act_and_mul", "out"},
+    {"cpu_backend::linear_heads", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
     // torch's, on this project's kernel (torch_ops/elementwise.cpp)

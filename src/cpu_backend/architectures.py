@@ -27,8 +27,8 @@ def check(model: Any) -> None:
     model: the host's ModelConfig.  Raises ConfigError.
     """
     missing = ""
-    if model.use_mla:
-        missing = "multi-head latent attention (MLA)"
+    if hasattr(model.hf_text_config, "index_topk"):
+        missing = "sparse attention, whose indexer picks the tokens to attend to"
     elif model.is_hybrid or (model.is_attention_free and model.has_inner_state):
         missing = "layers with a recurrent state (state-space, gated-delta or short-convolution)"
     if missing:
