@@ -77,9 +77,12 @@ void check_head_size(int64_t channels, int64_t widest) {
 // values, outside both.
 PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache,
                    const std::string& kv_cache_dtype, double key_scale, double value_scale) {
+  const auto alike = [&](int64_t d) {  // a dimension of size one has any stride
+    return key_cache.size(d) == 1 || key_cache.stride(d) == value_cache.stride(d);
+  };
   TORCH_CHECK_VALUE(key_cache.dim() == 4 && value_cache.dim() == 4 &&
                         key_cache.sizes().slice(0, 3) == value_cache.sizes().slice(0, 3) &&
-                        key_cache.strides().slice(0, 2) == value_cache.strides().slice(0, 2),
+                        alike(0) && alike(1),
                     "key and value cache must be the two parts of pages [blocks, kv_heads, "
                     "block_size, channels].");
   const int64_t block_size = key_cache.size(2);
@@ -111,13 +114,14 @@ PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache,
     const auto* storage = static_cast<const char*>(key_cache.storage().data());
     const int64_t pages_end = key - storage + (key_cache.size(0) - 1) * cache.block_stride +
                               (key_cache.size(1) - 1) * cache.head_stride + page;
-    TORCH_CHECK_VALUE(key_cache.numel() == 0 ||
-                          (cache.head_stride >= page && cache.head_stride % sizeof(float) == 0 &&
-                           cache.block_stride % sizeof(float) == 0 &&
-                           reinterpret_cast<uintptr_t>(key) % sizeof(float) == 0 &&
-                           pages_end <= static_cast<int64_t>(key_cache.storage().nbytes())),
-                      "an int8 cache page must have room for two fp32 scales per token behind its "
-                      "values.");
+    TORCH_CHECK_VALUE(
+        key_cache.numel() == 0 ||
+            ((key_cache.size(1) == 1 || cache.head_stride >= page) &&
+             cache.head_stride % sizeof(float) == 0 && cache.block_stride % sizeof(float) == 0 &&
+             reinterpret_cast<uintptr_t>(key) % sizeof(float) == 0 &&
+             pages_end <= static_cast<int64_t>(key_cache.storage().nbytes())),
+        "an int8 cache page must have room for two fp32 scales per token behind its "
+        "values.");
   } else if (cache.type != KvType::kActivations) {
     cache.key_scale = checked_scale(key_scale, "k_scale");
     cache.value_scale = checked_scale(value_scale, "v_scale");
