@@ -1,6 +1,6 @@
 """Kernels on the shapes of real models, beside the machine's limits of the same run.
 
-    python benchmarks/kernels [linear onednn decode batch prefill] [--model M ...]
+    python benchmarks/kernels [linear onednn decode latent batch prefill] [--model M ...]
                               [--dtype D ...] [--size N ...] [--isa ISA] [--budget SECONDS] ...
 
 Times the torch ops, so it measures what a model gets. Sizes are tokens of a linear layer, of a
@@ -20,7 +20,7 @@ from pathlib import Path
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "kernel", nargs="*", default=[], help="linear, onednn, decode, batch, prefill; all"
+        "kernel", nargs="*", default=[], help="linear, onednn, decode, latent, batch, prefill; all"
     )
     parser.add_argument("--model", action="append", help="part of a model's name; all")
     parser.add_argument("--dtype", action="append", choices=["float32", "bfloat16", "float16"])
@@ -43,7 +43,7 @@ def main() -> None:
     import linear
     import torch
     from measure import measure
-    from models import MODELS
+    from models import LATENT_MODELS, MODELS
     from report import line, markdown
 
     from cpu_backend import info, ops
@@ -62,12 +62,13 @@ def main() -> None:
         "python": platform.python_version(),
     }
     print(", ".join(f"{key} {value}" for key, value in host.items()), flush=True)
-    models = [m for m in MODELS if not options.model or any(part in m for part in options.model)]
+    names = {"latent": LATENT_MODELS}  # of all other families: MODELS
     dtypes = [getattr(torch, d) for d in options.dtype or ["float32", "bfloat16", "float16"]]
     families = {
         "linear": (linear.works, linear.TOKENS),
         "onednn": (linear.onednn_works, linear.TOKENS),
         "decode": (attention.decode_works, attention.CONTEXTS),
+        "latent": (attention.latent_works, attention.CONTEXTS),
         "batch": (attention.batch_works, attention.BATCH_CONTEXTS),
         "prefill": (attention.prefill_works, attention.PROMPTS),
     }
@@ -75,6 +76,11 @@ def main() -> None:
     end = time.monotonic() + options.budget
     for name in options.kernel or families:
         works, sizes = families[name]
+        models = [
+            model
+            for model in names.get(name, MODELS)
+            if not options.model or any(part in model for part in options.model)
+        ]
         for work in works(models, dtypes, options.size or list(sizes)):
             if options.shape and options.shape not in work.shape:
                 continue

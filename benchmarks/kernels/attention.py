@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 from measure import Work, copies_for
-from models import MODELS, Model
+from models import LATENT_MODELS, MODELS, Model
 
 from cpu_backend.attention import kv_dtypes
-from cpu_backend.attention.backend import halves
+from cpu_backend.attention.backend import parts
 
 CONTEXTS = (128, 512, 1024, 4096, 8192, 32768)
 PROMPTS = (1024, 2048, 4096, 8192)
@@ -26,16 +26,17 @@ class _Cache:
     def __init__(
         self, model: Model, requests: int, tokens: int, dtype: torch.dtype, kv: str
     ) -> None:
-        shape = (requests * tokens, model.kv_heads, model.head_dim)
-        self.key, self.value = (torch.randn(shape).to(dtype) for _ in range(2))
+        shape = (requests * tokens, model.kv_heads)
+        self.key = torch.randn(*shape, model.head_dim).to(dtype)
+        self.value = torch.randn(*shape, model.value_dim).to(dtype)
         each = -(-tokens // _BLOCK_SIZE)
         blocks = requests * each
         self.block_table = torch.randperm(blocks).int().view(requests, each)
-        content = kv_dtypes.token_bytes(kv, dtype, 2 * model.head_dim)
+        content = kv_dtypes.token_bytes(kv, dtype, model.head_dim + model.value_dim)
         pages = torch.zeros(blocks, model.kv_heads, _BLOCK_SIZE, content, dtype=torch.int8)
         if kv not in kv_dtypes.QUANTIZED:
             pages = pages.view(dtype)
-        self.keys, self.values = halves(pages, model.head_dim)
+        self.keys, self.values = parts(pages, model.head_dim, model.value_dim)
         at = torch.arange(tokens)
         pages_of = self.block_table.long()[:, at // _BLOCK_SIZE]
         slots = (pages_of * _BLOCK_SIZE + at % _BLOCK_SIZE).flatten()
@@ -65,13 +66,13 @@ def _work(
     kv: str = "auto",
     requests: int = 1,
 ) -> Work:
-    model = MODELS[name]
+    model = (MODELS | LATENT_MODELS)[name]
     # Of keys and values of one token, and their scales.
-    row = model.kv_heads * kv_dtypes.token_bytes(kv, dtype, 2 * model.head_dim)
+    row = model.kv_heads * kv_dtypes.token_bytes(kv, dtype, model.head_dim + model.value_dim)
     copies = copies_for(requests * tokens * row)
     caches = [_Cache(model, requests, tokens, dtype, kv) for _ in range(copies)]
     query = torch.randn(requests * query_len, model.heads, model.head_dim).to(dtype)
-    out = torch.empty_like(query)
+    out = torch.empty(requests * query_len, model.heads, model.value_dim, dtype=dtype)
     starts = torch.arange(requests + 1).int() * query_len
     lengths = torch.full((requests,), tokens).int()
     plan = torch.ops._C.get_scheduler_metadata(
@@ -98,7 +99,7 @@ def _work(
         run,
         copies,
         requests * tokens * row,
-        4 * requests * model.heads * model.head_dim * seen,
+        2 * requests * model.heads * (model.head_dim + model.value_dim) * seen,
         error,
     )
 
@@ -110,6 +111,15 @@ def decode_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int])
             for tokens in sizes:
                 for kv in _CACHES:
                     yield _work("decode attention", name, dtype, 1, tokens, kv)
+
+
+def latent_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:
+    """One query token at the end of each context, over latents that all heads share."""
+    for name in models:
+        for dtype in dtypes:
+            for tokens in sizes:
+                for kv in ("auto", "fp8_e4m3"):
+                    yield _work("latent attention", name, dtype, 1, tokens, kv)
 
 
 def batch_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int]) -> Iterator[Work]:

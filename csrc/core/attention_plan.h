@@ -12,7 +12,7 @@
 namespace cpu_backend {
 
 // Rows (tokens x heads of a group) of one item: 4 register tiles of 6 rows, 2 of 12; more would
-// push scores and outputs (rows x (block_size + 2 head_dim) floats) out of a 48 KiB L1.
+// push scores and outputs (rows x (block_size + 2 value_dim) floats) out of a 48 KiB L1.
 constexpr int kAttendRows = 24;
 // Tokens of one KV partition; the unit of splitting a long context over threads.  Fixed, so that
 // the arithmetic never depends on the split.  512 x 64 bf16 keys and values are 128 KiB: an L2

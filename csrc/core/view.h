@@ -93,13 +93,14 @@ enum class KvType : int {
 };
 
 // Paged KV cache: block b, head h starts at base + b * block_stride + h * head_stride and holds a
-// key panel, then a value panel; see kernels/kv_cache.h for the interior.
+// key panel, then a value panel; see kernels/kv_cache.h for the interior.  Keys and values differ
+// in width where values are compressed (latent attention).
 struct PagedKv {
   Data base;
   int64_t block_stride;
   int64_t head_stride;
   int block_size;
-  int head_dim;
+  int key_dim, value_dim;
   KvType type = KvType::kActivations;
   float key_scale = 1.0f, value_scale = 1.0f;  // of fp8
 };

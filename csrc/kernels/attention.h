@@ -32,12 +32,12 @@ CPU_BACKEND_INLINE float exp_scalar(float x) { return exp_nonpositive(broadcast(
 
 // Running softmax of some rows: unnormalized output, maximum and sum of exponentials.
 struct SoftmaxState {
-  float* out;  // [rows][head_dim]
+  float* out;  // [rows][value_dim]
   float* max;  // [rows]
   float* sum;  // [rows]
 
-  void reset(int64_t rows, int64_t head_dim) const {
-    for (int64_t i = 0; i < rows * head_dim; ++i) out[i] = 0.0f;
+  void reset(int64_t rows, int64_t value_dim) const {
+    for (int64_t i = 0; i < rows * value_dim; ++i) out[i] = 0.0f;
     for (int64_t r = 0; r < rows; ++r) {
       max[r] = kMinusInfinity;
       sum[r] = 0.0f;
@@ -46,14 +46,15 @@ struct SoftmaxState {
 };
 
 static inline SoftmaxState partial_state(const AttendArgs& args, int64_t index) {
-  const int64_t stride = kAttendRows * (static_cast<int64_t>(args.cache.head_dim) + 2);
-  float* base = args.partials + index * stride;
-  float* max = base + kAttendRows * static_cast<int64_t>(args.cache.head_dim);
+  const int64_t value_dim = args.cache.value_dim;
+  float* base = args.partials + index * kAttendRows * (value_dim + 2);
+  float* max = base + kAttendRows * value_dim;
   return {base, max, max + kAttendRows};
 }
 
-static inline int64_t attend_scratch_floats(int head_dim, int block_size) {
-  return kAttendRows * (3 * static_cast<int64_t>(head_dim) + block_size + 4);
+static inline int64_t attend_scratch_floats(const PagedKv& cache) {
+  return kAttendRows *
+         (cache.key_dim + 2 * static_cast<int64_t>(cache.value_dim) + cache.block_size + 4);
 }
 
 // What a decoded number is worth; see isa/codes.h.
@@ -109,7 +110,7 @@ CPU_BACKEND_INLINE RowMask row_mask(const AttendArgs& args, int32_t request, int
 // into <- into (+) part, in this order.  One copy for all callers, because which of two products is
 // contracted with their sum is the compiler's choice, and must not depend on who merges.
 static CPU_BACKEND_NOINLINE void merge_states(const SoftmaxState& into, const SoftmaxState& part,
-                                              int64_t rows, int64_t head_dim) {
+                                              int64_t rows, int64_t value_dim) {
   for (int64_t r = 0; r < rows; ++r) {
     const float max = into.max[r] > part.max[r] ? into.max[r] : part.max[r];
     if (max == kMinusInfinity) continue;
@@ -117,9 +118,9 @@ static CPU_BACKEND_NOINLINE void merge_states(const SoftmaxState& into, const So
     const float add = exp_scalar(part.max[r] - max);
     into.max[r] = max;
     into.sum[r] = into.sum[r] * keep + part.sum[r] * add;
-    float* o = into.out + r * head_dim;
-    const float* p = part.out + r * head_dim;
-    for_each_vector(head_dim, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
+    float* o = into.out + r * value_dim;
+    const float* p = part.out + r * value_dim;
+    for_each_vector(value_dim, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
       store(o + i, load(o + i) * keep + load(p + i) * add);
     });
   }
@@ -129,7 +130,7 @@ template <class T>
 void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_t row_begin,
                 int64_t rows, const SoftmaxState& state) {
   const int64_t group = args.num_heads / args.num_kv_heads;
-  const int64_t head_dim = args.cache.head_dim;
+  const int64_t value_dim = args.cache.value_dim;
   const float value_scale = args.cache.value_scale * code_unit(args.cache.type);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = args.query_start[request] + (row_begin + r) / group;
@@ -145,9 +146,10 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
     scale = sum > 0.0f ? scale / sum * value_scale : 0.0f;
     T* out =
         static_cast<T*>(args.out) + token * args.out_token_stride + head * args.out_head_stride;
-    const float* o = state.out + r * head_dim;
-    for_each_vector(head_dim, [&](int64_t i, int n)
-                                  CPU_BACKEND_LAMBDA { store_n(out + i, load(o + i) * scale, n); });
+    const float* o = state.out + r * value_dim;
+    for_each_vector(value_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      store_n(out + i, load(o + i) * scale, n);
+    });
   }
 }
 
@@ -227,7 +229,7 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   if (new_max != max) {
     const float keep = exp_scalar(max - new_max);
     sum *= keep;
-    for_each_vector(args.cache.head_dim, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
+    for_each_vector(args.cache.value_dim, [&](int64_t i, int) CPU_BACKEND_LAMBDA {
       store(out + i, load(out + i) * keep);
     });
     max = new_max;
@@ -242,12 +244,13 @@ struct AttendScratch {
   SoftmaxState part;
   SoftmaxState total;
 
-  AttendScratch(float* base, int64_t head_dim, int64_t block_size) {
+  AttendScratch(float* base, const PagedKv& cache) {
+    const int64_t outputs = kAttendRows * static_cast<int64_t>(cache.value_dim);
     query = base;
-    part.out = query + kAttendRows * head_dim;
-    total.out = part.out + kAttendRows * head_dim;
-    scores = total.out + kAttendRows * head_dim;
-    part.max = scores + kAttendRows * block_size;
+    part.out = query + kAttendRows * static_cast<int64_t>(cache.key_dim);
+    total.out = part.out + outputs;
+    scores = total.out + outputs;
+    part.max = scores + kAttendRows * static_cast<int64_t>(cache.block_size);
     part.sum = part.max + kAttendRows;
     total.max = part.sum + kAttendRows;
     total.sum = total.max + kAttendRows;
@@ -260,7 +263,8 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
                       int64_t item_end, const AttendScratch& scratch) {
   const PagedKv& cache = args.cache;
   const float score_scale = args.scale * cache.key_scale * code_unit(cache.type);
-  const int64_t head_dim = cache.head_dim;
+  const int64_t key_dim = cache.key_dim;
+  const int64_t value_dim = cache.value_dim;
   const int64_t block_size = cache.block_size;
   const int64_t group = args.num_heads / args.num_kv_heads;
   const int32_t* blocks = args.block_table + item.request * args.block_table_stride;
@@ -278,8 +282,8 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     if (count == in_block && tokens_ahead > 0)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
     multiply_columns(item.row_count, round_up(count, kWholeColumns<Code>),
-                     operand<Code>(scratch.query), kStretch<Code> * head_dim, block.key, 0, offset,
-                     head_dim, scratch.scores, block_size, false, next.key.at, tokens_ahead);
+                     operand<Code>(scratch.query), kStretch<Code> * key_dim, block.key, 0, offset,
+                     key_dim, scratch.scores, block_size, false, next.key.at, tokens_ahead);
     TokenScales<Code> tokens{};
     if constexpr (kIntegers<Code>)
       tokens = {block.key_scales + offset, block.value_scales + offset};
@@ -290,36 +294,37 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
       float* scores = scratch.scores + r * block_size;
       softmax_row<Code>(args, row_mask(args, item.request, row / group), score_scale, slope, first,
                         count, tokens, scores, scratch.part.max[r], scratch.part.sum[r],
-                        scratch.part.out + r * head_dim);
+                        scratch.part.out + r * value_dim);
     }
-    multiply_columns(item.row_count, head_dim, operand<Code>(scratch.scores),
+    multiply_columns(item.row_count, value_dim, operand<Code>(scratch.scores),
                      kStretch<Code> * block_size, block.value, offset, 0, count, scratch.part.out,
-                     head_dim, true, next.value.at, head_dim);
+                     value_dim, true, next.value.at, value_dim);
     first += count;
   }
 }
 
 template <class T, class Code>
 void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
-  const int64_t head_dim = args.cache.head_dim;
+  const int64_t key_dim = args.cache.key_dim;
+  const int64_t value_dim = args.cache.value_dim;
   const int64_t group = args.num_heads / args.num_kv_heads;
-  const AttendScratch scratch(scratch_base, head_dim, args.cache.block_size);
+  const AttendScratch scratch(scratch_base, args.cache);
 
   for (int32_t r = 0; r < item.row_count; ++r) {
     const int64_t row = item.row_begin + r;
     const T* q = static_cast<const T*>(args.query) +
                  (args.query_start[item.request] + row / group) * args.query_token_stride +
                  (item.kv_head * group + row % group) * args.query_head_stride;
-    float* row_of_scratch = scratch.query + r * head_dim;
+    float* row_of_scratch = scratch.query + r * key_dim;
     if constexpr (kSame<T, Left<Code>>) {
-      __builtin_memcpy(row_of_scratch, q, head_dim * sizeof(T));
+      __builtin_memcpy(row_of_scratch, q, key_dim * sizeof(T));
     } else {
-      for_each_vector(head_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      for_each_vector(key_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
         store_n(row_of_scratch + i, load_n(q + i, n), n);
       });
     }
     if constexpr (kIntegers<Code>)
-      to_int16_row(row_of_scratch, head_dim, integer_range(row_of_scratch, head_dim));
+      to_int16_row(row_of_scratch, key_dim, integer_range(row_of_scratch, key_dim));
   }
   // The first row sees furthest back, the last one furthest ahead.
   const int64_t last_row = item.row_begin + item.row_count - 1;
@@ -329,7 +334,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
   const int64_t parts_end = static_cast<int64_t>(item.part_end) * kPartitionTokens;
   const int64_t item_end = parts_end < visible_end ? parts_end : visible_end;
 
-  scratch.total.reset(item.row_count, head_dim);
+  scratch.total.reset(item.row_count, value_dim);
   for (int32_t part = item.part_begin; part < item.part_end; ++part) {
     const int64_t part_begin = static_cast<int64_t>(part) * kPartitionTokens;
     const int64_t part_end = part_begin + kPartitionTokens;
@@ -342,9 +347,9 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
         apart ? partial_state(args, item.partial + part - item.part_begin) : scratch.part;
     AttendScratch local = scratch;
     local.part = state;
-    state.reset(item.row_count, head_dim);
+    state.reset(item.row_count, value_dim);
     attend_partition<Code>(args, item, begin, end, item_end, local);
-    if (!apart) merge_states(scratch.total, state, item.row_count, head_dim);
+    if (!apart) merge_states(scratch.total, state, item.row_count, value_dim);
   }
   if (item.partial < 0)
     store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count, scratch.total);
@@ -352,11 +357,12 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
 
 template <class T>
 void merge_partials(const AttendArgs& args, const MergeItem& item, float* scratch_base) {
-  const int64_t head_dim = args.cache.head_dim;
-  const AttendScratch scratch(scratch_base, head_dim, args.cache.block_size);
-  scratch.total.reset(item.row_count, head_dim);
+  const int64_t value_dim = args.cache.value_dim;
+  const AttendScratch scratch(scratch_base, args.cache);
+  scratch.total.reset(item.row_count, value_dim);
   for (int32_t part = 0; part < item.parts; ++part)
-    merge_states(scratch.total, partial_state(args, item.partial + part), item.row_count, head_dim);
+    merge_states(scratch.total, partial_state(args, item.partial + part), item.row_count,
+                 value_dim);
   store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count, scratch.total);
 }
 

@@ -1,6 +1,6 @@
 // The paged KV cache: its interior, and writing this step's keys and values into it.
 //
-//   one block (page) of one KV head, block_size = N tokens, head_dim = D channels:
+//   one block (page) of one KV head, block_size = N tokens, key_dim = D channels of a key:
 //
 //   +-- keys: panels of W tokens, depth D --+-- values: panels of W channels, depth N --+
 //   | k[0][t0 t1 ... tW-1]                  | v[t0][0 1 ... W-1]                        |
@@ -14,8 +14,9 @@
 // tokens in the vector lanes and P*V with channels in them, and neither needs a horizontal sum or a
 // transpose; and each is read from its beginning to its end: as one panel of N tokens or D
 // channels, whose steps lie N or D apart, decode attention over 8k tokens took 9 % longer (Zen 5).
-// N and D are multiples of 16.  The last panel of W = kPanelWidth may be narrower.  With int8 codes
-// two rows of fp32 follow: the scales of the N keys, then those of the N values.
+// N, D and the width of values, which may be another than D, are multiples of 16.  The last panel
+// of W = kPanelWidth may be narrower.  With int8 codes two rows of fp32 follow: the scales of the N
+// keys, then those of the N values.
 //
 // Codes     code = x / scale, to nearest even, saturating.  fp8: NaN stays NaN.  int8: where a
 //           number of the row is not finite its scale is NaN, and so is what attends to it.
@@ -37,8 +38,8 @@ struct KvBlock {
   KvBlock() = default;
   CPU_BACKEND_INLINE KvBlock(const PagedKv& cache, int64_t block, int64_t head)
       : key{static_cast<Code*>(cache.base) + block * cache.block_stride + head * cache.head_stride,
-            cache.head_dim, cache.block_size},
-        value{key.at + key.depth * key.columns, cache.block_size, cache.head_dim} {
+            cache.key_dim, cache.block_size},
+        value{key.at + key.depth * key.columns, cache.block_size, cache.value_dim} {
     if constexpr (kSame<Code, int8_t>) {
       key_scales = reinterpret_cast<float*>(value.at + value.depth * value.columns);
       value_scales = key_scales + cache.block_size;
@@ -66,21 +67,20 @@ CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& b
     block.value.at[block.value.offset(offset, d)] = code;
   };
   if constexpr (kSame<T, Code>) {
-    for (int d = 0; d < cache.head_dim; ++d) {
-      put_key(d, key[d]);
-      put_value(d, value[d]);
-    }
+    for (int d = 0; d < cache.key_dim; ++d) put_key(d, key[d]);
+    for (int d = 0; d < cache.value_dim; ++d) put_value(d, value[d]);
   } else {
     float key_scale = cache.key_scale;
     float value_scale = cache.value_scale;
     if constexpr (kSame<Code, int8_t>) {
-      block.key_scales[offset] = key_scale = integer_range(key, cache.head_dim).scale(127.0f);
-      block.value_scales[offset] = value_scale = integer_range(value, cache.head_dim).scale(127.0f);
+      block.key_scales[offset] = key_scale = integer_range(key, cache.key_dim).scale(127.0f);
+      block.value_scales[offset] = value_scale =
+          integer_range(value, cache.value_dim).scale(127.0f);
       if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
       if (value_scale == 0.0f) value_scale = 1.0f;
     }
-    encode_row<Code>(key, cache.head_dim, key_scale, put_key);
-    encode_row<Code>(value, cache.head_dim, value_scale, put_value);
+    encode_row<Code>(key, cache.key_dim, key_scale, put_key);
+    encode_row<Code>(value, cache.value_dim, value_scale, put_value);
   }
 }
 

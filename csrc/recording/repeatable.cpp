@@ -35,6 +35,7 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::linear"},
     {"cpu_backend::linear_add"},
     {"cpu_backend::linear_act_and_mul", "out"},
+    {"cpu_backend::linear_heads", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
     {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",

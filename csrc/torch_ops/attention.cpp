@@ -32,7 +32,7 @@ Plan plan_of(const StepTensor& metadata) {
   return {header[1], header[2], header[3], items, merges, workspace};
 }
 
-int64_t partial_floats(int64_t head_dim) { return kAttendRows * (head_dim + 2); }
+int64_t partial_floats(int64_t value_dim) { return kAttendRows * (value_dim + 2); }
 
 KvType kv_type(const std::string& kv_cache_dtype) {
   if (kv_cache_dtype == "fp8" || kv_cache_dtype == "fp8_e4m3") return KvType::kFp8E4M3;
@@ -63,42 +63,65 @@ void check_cache_dtype(const at::Tensor& cache, KvType type, const at::Tensor& a
   }
 }
 
-// key_cache and value_cache are the two halves of each page: [blocks, heads, block_size, head_dim].
-// With int8 codes the scales of a page follow its value half, outside both.
+// Keys and queries wider than this overflow the sums of int8 codes.
+constexpr int64_t kWidestCodes = 512;
+constexpr int64_t kWidest = 1024;
+
+void check_head_size(int64_t channels, int64_t widest) {
+  TORCH_CHECK_VALUE(channels % 16 == 0 && channels <= widest, "head size ", channels,
+                    " is not supported: multiples of 16 up to ", widest, " are.");
+}
+
+// key_cache and value_cache are the two parts of each page: [blocks, heads, block_size, channels],
+// where values may have other channels than keys.  With int8 codes the scales of a page follow its
+// values, outside both.
 PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache,
                    const std::string& kv_cache_dtype, double key_scale, double value_scale) {
-  TORCH_CHECK_VALUE(key_cache.dim() == 4 && key_cache.sizes() == value_cache.sizes() &&
-                        key_cache.strides() == value_cache.strides(),
-                    "key and value cache must be two equal halves of [blocks, kv_heads, "
-                    "2 * block_size, head_dim].");
+  const auto alike = [&](int64_t d) {  // a dimension of size one has any stride
+    return key_cache.size(d) == 1 || key_cache.stride(d) == value_cache.stride(d);
+  };
+  TORCH_CHECK_VALUE(key_cache.dim() == 4 && value_cache.dim() == 4 &&
+                        key_cache.sizes().slice(0, 3) == value_cache.sizes().slice(0, 3) &&
+                        alike(0) && alike(1),
+                    "key and value cache must be the two parts of pages [blocks, kv_heads, "
+                    "block_size, channels].");
   const int64_t block_size = key_cache.size(2);
-  const int64_t head_dim = key_cache.size(3);
+  const int64_t key_dim = key_cache.size(3);
+  const int64_t value_dim = value_cache.size(3);
   TORCH_CHECK_VALUE(block_size % 16 == 0, "block size ", block_size,
                     " is not supported: choose --block-size as a multiple of 16.");
-  TORCH_CHECK_VALUE(head_dim % 16 == 0 && head_dim <= 512, "head size ", head_dim,
-                    " is not supported: multiples of 16 up to 512 are.");
+  const KvType type = kv_type(kv_cache_dtype);
+  for (const int64_t channels : {key_dim, value_dim})
+    check_head_size(channels, type == KvType::kInt8 ? kWidestCodes : kWidest);
   const auto* key = static_cast<const char*>(key_cache.data_ptr());
   const auto* value = static_cast<const char*>(value_cache.data_ptr());
   TORCH_CHECK_VALUE(
-      key_cache.stride(3) == 1 && key_cache.stride(2) == head_dim &&
+      key_cache.stride(3) == 1 && key_cache.stride(2) == key_dim && value_cache.stride(3) == 1 &&
+          value_cache.stride(2) == value_dim &&
           (key_cache.numel() == 0 ||
-           value - key == block_size * head_dim * static_cast<int64_t>(key_cache.itemsize())),
-      "the value half of a cache page must follow its key half.");
-  PagedKv cache{key_cache.data_ptr(), key_cache.stride(0), key_cache.stride(1),
-                static_cast<int>(block_size), static_cast<int>(head_dim)};
-  cache.type = kv_type(kv_cache_dtype);
+           value - key == block_size * key_dim * static_cast<int64_t>(key_cache.itemsize())),
+      "the values of a cache page must follow its keys.");
+  PagedKv cache{key_cache.data_ptr(),
+                key_cache.stride(0),
+                key_cache.stride(1),
+                static_cast<int>(block_size),
+                static_cast<int>(key_dim),
+                static_cast<int>(value_dim),
+                type};
   if (cache.type == KvType::kInt8) {
-    const int64_t page = block_size * (2 * head_dim + 2 * static_cast<int64_t>(sizeof(float)));
+    const int64_t page =
+        block_size * (key_dim + value_dim + 2 * static_cast<int64_t>(sizeof(float)));
     const auto* storage = static_cast<const char*>(key_cache.storage().data());
     const int64_t pages_end = key - storage + (key_cache.size(0) - 1) * cache.block_stride +
                               (key_cache.size(1) - 1) * cache.head_stride + page;
-    TORCH_CHECK_VALUE(key_cache.numel() == 0 ||
-                          (cache.head_stride >= page && cache.head_stride % sizeof(float) == 0 &&
-                           cache.block_stride % sizeof(float) == 0 &&
-                           reinterpret_cast<uintptr_t>(key) % sizeof(float) == 0 &&
-                           pages_end <= static_cast<int64_t>(key_cache.storage().nbytes())),
-                      "an int8 cache page must have room for two fp32 scales per token behind its "
-                      "value half.");
+    TORCH_CHECK_VALUE(
+        key_cache.numel() == 0 ||
+            ((key_cache.size(1) == 1 || cache.head_stride >= page) &&
+             cache.head_stride % sizeof(float) == 0 && cache.block_stride % sizeof(float) == 0 &&
+             reinterpret_cast<uintptr_t>(key) % sizeof(float) == 0 &&
+             pages_end <= static_cast<int64_t>(key_cache.storage().nbytes())),
+        "an int8 cache page must have room for two fp32 scales per token behind its "
+        "values.");
   } else if (cache.type != KvType::kActivations) {
     cache.key_scale = checked_scale(key_scale, "k_scale");
     cache.value_scale = checked_scale(value_scale, "v_scale");
@@ -166,8 +189,8 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
   const PagedKv cache = cache_view(key_cache, value_cache, kv_cache_dtype, k_scale, v_scale);
   check_cache_dtype(key_cache, cache.type, key, "key");
   const at::Tensor keys = with_heads(key), values = with_heads(value);
-  const Heads k = heads_of(keys, cache.head_dim, "key");
-  const Heads v = heads_of(values, cache.head_dim, "value");
+  const Heads k = heads_of(keys, cache.key_dim, "key");
+  const Heads v = heads_of(values, cache.value_dim, "value");
   const int64_t tokens = slot_mapping.numel();
   TORCH_CHECK_VALUE(k.tokens >= tokens && v.tokens >= tokens, "slot_mapping has ", tokens,
                     " entries for ", k.tokens, " keys and ", v.tokens, " values.");
@@ -180,7 +203,7 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
                            cache,  slots.data<int64_t>(), k.heads};
     kernels().write_kv(dtype, args, slice);
   };
-  parallel_slices(tokens, row_grain(8 * k.heads * cache.head_dim), write);
+  parallel_slices(tokens, row_grain(8 * k.heads * cache.key_dim), write);
 }
 
 void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cache,
@@ -196,8 +219,8 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   check_cache_dtype(key_cache, cache.type, query, "query");
   check_same_dtype(output, "output", query, "query");
   const at::Tensor queries = with_heads(query);
-  const Heads q = heads_of(queries, cache.head_dim, "query");
-  const Heads out = heads_of(output, cache.head_dim, "output");
+  const Heads q = heads_of(queries, cache.key_dim, "query");
+  const Heads out = heads_of(output, cache.value_dim, "output");
   TORCH_CHECK_VALUE(out.tokens >= q.tokens && out.heads == q.heads, "output has shape ",
                     output.sizes(), ", which does not fit the query ", query.sizes(), ".");
   TORCH_CHECK_VALUE(q.heads % key_cache.size(1) == 0, q.heads, " query heads cannot share ",
@@ -212,10 +235,11 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   const StepTensor plan(scheduler_metadata);
   const Plan first = plan_of(plan);
   TORCH_CHECK_VALUE(reinterpret_cast<const char*>(
-                        first.workspace + first.partials * partial_floats(cache.head_dim)) <=
+                        first.workspace + first.partials * partial_floats(cache.value_dim)) <=
                         static_cast<const char*>(scheduler_metadata.const_data_ptr()) +
                             scheduler_metadata.nbytes(),
-                    "scheduler_metadata was made for another head size than ", cache.head_dim, ".");
+                    "scheduler_metadata was made for another head size than ", cache.value_dim,
+                    ".");
   typed_data<int32_t>(query_start_loc, "query_start_loc");
   typed_data<int32_t>(seq_lens, "seq_lens");
 
@@ -248,7 +272,7 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
     return step;
   };
   const KernelTable& table = kernels();
-  const int64_t scratch = table.attend_scratch_floats(cache.head_dim, cache.block_size);
+  const int64_t scratch = table.attend_scratch_floats(cache);
   parallel_items([=] { return plan_of(plan).num_items; }, scratch,
                  [=, attend = table.attend](int64_t i, float* buffer) {
                    attend(dtype, step_args(), plan_of(plan).items[i], buffer);

@@ -300,6 +300,8 @@ TORCH_LIBRARY(cpu_backend, m) {
       "linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, "
       "str activation) -> ()");
   m.impl("linear_act_and_mul", torch::dispatch(c10::DispatchKey::CPU, linear_act_and_mul));
+  m.def("linear_heads(Tensor! out, Tensor x, int[] handles) -> ()");
+  m.impl("linear_heads", torch::dispatch(c10::DispatchKey::CPU, linear_heads));
   m.def(
       "experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, "
       "Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()");

@@ -161,6 +161,50 @@ void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
   run_linear(weight, token_rows(x), bias, epilogue, out);
 }
 
+void linear_heads(at::Tensor& out, const at::Tensor& x, at::IntArrayRef handles) {
+  const auto heads = static_cast<int64_t>(handles.size());
+  TORCH_CHECK_VALUE(heads > 0 && x.dim() == 3 && out.dim() == 3, heads,
+                    " heads take [tokens, heads, channels], not ", x.sizes(), " and ", out.sizes(),
+                    ".");
+  const PackedLinear& first = packed_linear(handles[0]);
+  check_shape(x, {x.size(0), heads, first.k}, "input");
+  check_shape(out, {x.size(0), heads, first.n}, "output");
+  check_dense_last_dim(x, "input");
+  check_dense_last_dim(out, "output");
+  check_same_dtype(out, "output", x, "input");
+  const auto weights = std::make_shared<std::vector<const PackedLinear*>>();
+  for (const int64_t handle : handles) {
+    const PackedLinear& weight = packed_linear(handle);
+    TORCH_CHECK_VALUE(!weight.quantized && weight.dtype == x.scalar_type() && weight.n == first.n &&
+                          weight.k == first.k,
+                      "the weight of every head must be [", first.n, ", ", first.k,
+                      "] in the input's dtype.");
+    weights->push_back(&weight);
+  }
+  Product common{};
+  common.weight = &first;
+  common.dtype = dtype_of(x, "input");
+  common.m = x.size(0);
+  common.rows = x.data_ptr();
+  common.rows_stride = x.stride(0);
+  common.c = out.data_ptr();
+  common.c_stride = out.stride(0);
+  if (common.m == 0) return;
+  // Heads share the threads, so each is cut for its share of them.
+  const GemmPlan plan = common.plan(ceil_div(at::get_num_threads(), heads));
+  if (StepRecording* recording = StepRecording::current()) recording->keep(weights);
+  parallel_items([=] { return heads * plan.items(); }, product_scratch_floats(first),
+                 [=, weight_of = weights->data(), row_bytes = x.stride(1) * x.element_size(),
+                  c_bytes = out.stride(1) * x.element_size()](int64_t item, float* scratch) {
+                   const int64_t head = item / plan.items();
+                   Product product = common;
+                   product.weight = weight_of[head];
+                   product.rows = static_cast<char*>(common.rows) + head * row_bytes;
+                   product.c = static_cast<char*>(common.c) + head * c_bytes;
+                   product.run(plan, item % plan.items(), scratch);
+                 });
+}
+
 void onednn_mm(at::Tensor& c, const at::Tensor& a, const std::optional<at::Tensor>& bias,
                const at::Tensor& handle) {
   run_linear(packed_linear(handle.item<int64_t>()), a, bias, {}, c);

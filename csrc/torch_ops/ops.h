@@ -39,6 +39,7 @@ at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
                   const OptionalTensor& bias, bool float_output);
 void linear_add(at::Tensor& residual, const at::Tensor& x, int64_t handle,
                 const OptionalTensor& bias);
+void linear_heads(at::Tensor& out, const at::Tensor& x, at::IntArrayRef handles);
 void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
                         const OptionalTensor& bias, c10::string_view activation);
 

@@ -45,8 +45,8 @@ def check(model: Any) -> None:
 def check_layers(model: Any) -> None:
     """Refuse a model, or a draft model, whose layers this backend does not have."""
     missing = ""
-    if model.use_mla:
-        missing = "multi-head latent attention (MLA)"
+    if hasattr(model.hf_text_config, "index_topk"):
+        missing = "sparse attention, whose indexer picks the tokens to attend to"
     elif model.has_inner_state and not is_compared(model.architecture):
         missing = "layers with a recurrent state of its own kind"
     if missing:

@@ -316,6 +316,19 @@ class PackedLinear(products.Linear):
             self._release(handle)
 
 
+class PackedHeads:
+    """Linear weights [heads, out_features, in_features] for a product of each head's own."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weights = [PackedLinear(head) for head in weight]  # kept alive
+        self._handles = [packed._handle for packed in self._weights]
+
+    def __call__(self, out: torch.Tensor, x: torch.Tensor) -> None:
+        """out [tokens, heads, out_features] = x [tokens, heads, in_features] times each head's
+        weight, to the bit what PackedLinear gives; both dense in their last dimension."""
+        torch.ops.cpu_backend.linear_heads.default(out, x, self._handles)
+
+
 @dataclass(frozen=True)
 class Codes:
     """The integer codes of a weight as a checkpoint has them.

@@ -37,6 +37,7 @@ WORKER = "cpu_backend.worker.worker.CPUWorker"
 COMMUNICATOR = "cpu_backend.worker.communicator.CPUCommunicator"
 ADAPTERS = "cpu_backend.worker.lora.CPUPunicaWrapper"
 ATTENTION = "cpu_backend.attention.backend.CpuBackendAttention"
+LATENT_ATTENTION = "cpu_backend.attention.latent.LatentBackend"
 LAYOUT = "cpu_backend_layout"  # key in the host's additional_config
 BLOCK_SIZE = 128  # tokens of a KV page: eight vectors of AVX-512, 16 KiB of bf16 at head size 64
 
@@ -64,13 +65,8 @@ class CpuBackendPlatform(CpuPlatform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """This project's attention; MLA and sparse attention are not supported yet."""
-        if attn_selector_config.use_mla or attn_selector_config.use_sparse:
-            raise ConfigError(
-                "This model needs sparse or multi-head latent attention, which cpu_backend does "
-                "not have yet: choose a model with full or sliding-window attention."
-            )
-        return ATTENTION
+        """This project's attention; models with a sparse one are refused before."""
+        return LATENT_ATTENTION if attn_selector_config.use_mla else ATTENTION
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
@@ -169,10 +165,13 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             f"{library} does not load beside this vLLM: choose xgrammar or guidance as the backend "
             "of --structured-outputs-config."
         )
-    if config.lora_config is not None and config.model_config.is_moe:
+    if config.lora_config is not None and (
+        config.model_config.is_moe or config.model_config.use_mla
+    ):
         raise ConfigError(
-            "LoRA adapters are not supported for mixtures of experts on the CPU yet: "
-            "leave --enable-lora out, or serve a checkpoint that the adapter is merged into."
+            "LoRA adapters are not supported for mixtures of experts and latent attention on the "
+            "CPU yet: leave --enable-lora out, or serve a checkpoint that the adapter is merged "
+            "into."
         )
 
 
@@ -278,11 +277,14 @@ def _one_request_bytes(config: VllmConfig) -> int:
     model = config.model_config
     if model is None or model.runner_type != "generate":
         return 0
-    if model.use_mla or model.has_inner_state or model.get_sliding_window() is not None:
+    if model.has_inner_state or model.get_sliding_window() is not None:
         return 0
     parallel = config.parallel_config
+    channels = 2 * model.get_head_size()
+    if model.use_mla:  # a latent as key and as value; what only rotates is key alone
+        channels -= getattr(model.hf_text_config, "qk_rope_head_dim", 0)
     per_token = model.get_num_kv_heads(parallel) * kv_dtypes.token_bytes(
-        config.cache_config.cache_dtype, model.dtype, 2 * model.get_head_size()
+        config.cache_config.cache_dtype, model.dtype, channels
     )
     return int(per_token * model.get_num_layers(parallel) * model.max_model_len)
 

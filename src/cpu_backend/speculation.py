@@ -41,7 +41,7 @@ def check(speculation: Any) -> None:
         )
     if speculation.uses_draft_kv_cache():
         draft = speculation.draft_model_config
-        if draft.hf_config.model_type in _OWN_PROPOSERS:
+        if draft.hf_config.model_type in _OWN_PROPOSERS or draft.use_mla:
             raise ConfigError(
                 f"drafts by {draft.architecture} are not supported on the CPU yet: "
                 "choose another draft model, or the method ngram."

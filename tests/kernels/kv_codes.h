@@ -20,10 +20,10 @@ inline const char* name_of(KvType type) {
   return "plain";
 }
 
-// Bytes of one page of one head.
-inline int64_t page_bytes(KvType type, DType activations, int64_t block_size, int64_t head_dim) {
+// Bytes of one page of one head, whose keys and values have so many channels together.
+inline int64_t page_bytes(KvType type, DType activations, int64_t block_size, int64_t channels) {
   const int64_t element = type == KvType::kActivations ? bytes_of(activations) : 1;
-  return block_size * (2 * head_dim * element + (type == KvType::kInt8 ? 8 : 0));
+  return block_size * (channels * element + (type == KvType::kInt8 ? 8 : 0));
 }
 
 // max|x| / 127, NaN where a number is not finite.

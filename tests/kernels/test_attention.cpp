@@ -17,19 +17,22 @@ struct Case {
   DType type = DType::kFloat32;
   KvType kv = KvType::kActivations;
   int num_heads = 4, num_kv_heads = 2, head_dim = 32, block_size = 32;
+  int narrow = 0;  // channels of values that are narrower than keys
   std::vector<Request> requests = {{1, 40}, {7, 7}, {5, 50}};
   int causal = 1;  // 0, 1, or 2: alternating per request
   int window = 0;
   float softcap = 0.0f;
   bool alibi = false, sinks = false;
   uint64_t seed = 61;
+
+  int value_dim() const { return narrow ? narrow : head_dim; }
 };
 
 std::string label_of(const Case& c) {
   return format(
-      "%s %s heads %d/%d head_dim %d block %d causal %d window %d cap %g alibi %d sinks %d",
-      name_of(c.type), name_of(c.kv), c.num_heads, c.num_kv_heads, c.head_dim, c.block_size,
-      c.causal, c.window, static_cast<double>(c.softcap), c.alibi, c.sinks);
+      "%s %s heads %d/%d head_dim %d/%d block %d causal %d window %d cap %g alibi %d sinks %d",
+      name_of(c.type), name_of(c.kv), c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim(),
+      c.block_size, c.causal, c.window, static_cast<double>(c.softcap), c.alibi, c.sinks);
 }
 
 constexpr float kKeyScale = 0.037f, kValueScale = 0.0051f;  // of fp8
@@ -57,7 +60,7 @@ class Step {
       const Request& request = c.requests[i];
       Random random(c.seed * 1000 + i);
       keys_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.head_dim);
-      values_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.head_dim);
+      values_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.value_dim());
       keys_.back().fill(random, -2.0, 2.0);
       values_.back().fill(random, -1.0, 1.0);
       cached_keys_.push_back(cached(keys_.back(), kKeyScale));
@@ -106,8 +109,12 @@ class Step {
 
 PagedKv Step::paged(Buffer& cache) const {
   const int64_t elements = c_.kv == KvType::kActivations ? 1 : 4;  // codes per element of `cache`
-  PagedKv kv{cache.data(), c_.num_kv_heads * cache.stride() * elements, cache.stride() * elements,
-             c_.block_size, c_.head_dim};
+  PagedKv kv{cache.data(),
+             c_.num_kv_heads * cache.stride() * elements,
+             cache.stride() * elements,
+             c_.block_size,
+             c_.head_dim,
+             c_.value_dim()};
   kv.type = c_.kv;
   if (c_.kv == KvType::kFp8E4M3 || c_.kv == KvType::kFp8E5M2) {
     kv.key_scale = kKeyScale;
@@ -119,10 +126,11 @@ PagedKv Step::paged(Buffer& cache) const {
 // Keys or values as the cache holds them, code times scale without rounding.
 std::vector<double> Step::cached(const Buffer& rows, float scale) const {
   std::vector<double> all;
+  const int64_t channels = rows.columns() / c_.num_kv_heads;
   for (int64_t t = 0; t < rows.rows(); ++t) {
-    for (int64_t first = 0; first < rows.columns(); first += c_.head_dim) {
+    for (int64_t first = 0; first < rows.columns(); first += channels) {
       std::vector<float> x;
-      for (int d = 0; d < c_.head_dim; ++d) x.push_back(rows.get(t, first + d));
+      for (int64_t d = 0; d < channels; ++d) x.push_back(rows.get(t, first + d));
       const float by = c_.kv == KvType::kInt8 ? int8_scale_of(x) : scale;
       for (float v : x)
         all.push_back(c_.kv == KvType::kActivations
@@ -146,7 +154,8 @@ Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_t
     std::swap(free_blocks[i - 1],
               free_blocks[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
   const DType element = c_.kv == KvType::kActivations ? c_.type : DType::kFloat32;
-  const int64_t page = page_bytes(c_.kv, c_.type, n, c_.head_dim) / bytes_of(element);
+  const int64_t page =
+      page_bytes(c_.kv, c_.type, n, c_.head_dim + c_.value_dim()) / bytes_of(element);
   Buffer cache(element, (static_cast<int64_t>(free_blocks.size()) + 1) * c_.num_kv_heads, page,
                page + 2);
   block_table.assign(static_cast<size_t>(width) * pick_.size(), 0);
@@ -163,8 +172,10 @@ Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& block_t
     WriteKvArgs args{};
     args.key = keys_[r].data();
     args.value = values_[r].data();
-    args.key_token_stride = args.value_token_stride = keys_[r].stride();
-    args.key_head_stride = args.value_head_stride = c_.head_dim;
+    args.key_token_stride = keys_[r].stride();
+    args.value_token_stride = values_[r].stride();
+    args.key_head_stride = c_.head_dim;
+    args.value_head_stride = c_.value_dim();
     args.cache = paged(cache);
     args.slots = slots.data();
     args.num_kv_heads = c_.num_kv_heads;
@@ -215,9 +226,9 @@ Buffer Step::run(const KernelTable& table, int threads) {
                              args.causal,
                              c_.window};
   const AttentionPlan plan = plan_attention(shape, threads);
-  Buffer partials(DType::kFloat32, plan.partials, kAttendRows * (c_.head_dim + 2));
+  Buffer partials(DType::kFloat32, plan.partials, kAttendRows * (c_.value_dim() + 2));
   args.partials = static_cast<float*>(partials.data());
-  const int64_t floats = table.attend_scratch_floats(c_.head_dim, c_.block_size);
+  const int64_t floats = table.attend_scratch_floats(args.cache);
   // Each item gets scratch full of NaN, as if another thread ran it.
   const auto with_scratch = [&](const auto& work) {
     Buffer scratch(DType::kFloat32, 1, floats);
@@ -238,11 +249,11 @@ template <class Real>
 std::vector<Real> Step::reference_row(size_t request, int token, int head) const {
   const int64_t seq_len = seq_lens_[request];
   const int64_t position = seq_len - (start_[request + 1] - start_[request]) + token;
-  const int64_t channel = head / (c_.num_heads / c_.num_kv_heads) * c_.head_dim;
+  const int64_t kv_head = head / (c_.num_heads / c_.num_kv_heads);
   const std::vector<double>& keys = cached_keys_[request];
   const std::vector<double>& values = cached_values_[request];
-  const auto at = [&](int64_t j, int d) {
-    return static_cast<size_t>(j * c_.num_kv_heads * c_.head_dim + channel + d);
+  const auto at = [&](int64_t j, int channels, int d) {
+    return static_cast<size_t>((j * c_.num_kv_heads + kv_head) * channels + d);
   };
   std::vector<Real> scores(static_cast<size_t>(seq_len), -HUGE_VALF);
   Real max = c_.sinks ? static_cast<Real>(sinks_[static_cast<size_t>(head)]) : -HUGE_VALF;
@@ -251,7 +262,7 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
     Real s = 0;
     for (int d = 0; d < c_.head_dim; ++d)
       s += static_cast<Real>(query_.get(start_[request] + token, head * head_stride() + d)) *
-           static_cast<Real>(keys[at(j, d)]);
+           static_cast<Real>(keys[at(j, c_.head_dim, d)]);
     s *= static_cast<Real>(scale_);
     if (c_.softcap > 0.0f) s = c_.softcap * std::tanh(s / c_.softcap);
     if (c_.alibi) s += slopes_[static_cast<size_t>(head)] * static_cast<Real>(j - position);
@@ -259,14 +270,14 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
     max = std::max(max, s);
   }
   Real sum = c_.sinks ? std::exp(static_cast<Real>(sinks_[static_cast<size_t>(head)]) - max) : 0;
-  std::vector<Real> out(static_cast<size_t>(c_.head_dim), 0);
+  std::vector<Real> out(static_cast<size_t>(c_.value_dim()), 0);
   for (int64_t j = 0; j < seq_len; ++j) {
     const Real s = scores[static_cast<size_t>(j)];
     if (s == -HUGE_VALF) continue;
     const Real p = std::exp(s - max);
     sum += p;
-    for (int d = 0; d < c_.head_dim; ++d)
-      out[static_cast<size_t>(d)] += p * static_cast<Real>(values[at(j, d)]);
+    for (int d = 0; d < c_.value_dim(); ++d)
+      out[static_cast<size_t>(d)] += p * static_cast<Real>(values[at(j, c_.value_dim(), d)]);
   }
   for (Real& o : out) o /= sum;
   return out;
@@ -281,7 +292,7 @@ void Step::compare(const KernelTable& table, const Buffer& out, const std::strin
       for (int h = 0; h < c_.num_heads; ++h) {
         const std::vector<double> wide = reference_row<double>(r, t, h);
         const std::vector<float> plain = reference_row<float>(r, t, h);
-        for (int d = 0; d < c_.head_dim; ++d) {
+        for (int d = 0; d < c_.value_dim(); ++d) {
           const float got = out.get(start_[r] + t, h * head_stride() + d);
           const double exact = wide[static_cast<size_t>(d)];
           if (c_.kv == KvType::kInt8 || rounded) {
@@ -290,7 +301,7 @@ void Step::compare(const KernelTable& table, const Buffer& out, const std::strin
             compare.add(got, exact, plain[static_cast<size_t>(d)]);
           }
         }
-        expect(out.untouched(start_[r] + t, h * head_stride() + c_.head_dim),
+        expect(out.untouched(start_[r] + t, h * head_stride() + c_.value_dim()),
                "%s: wrote between heads", label.c_str());
       }
     }
@@ -330,6 +341,34 @@ void test_attention_head_sizes() {
   });
 }
 const Registration a("attention/test_attention_head_sizes", test_attention_head_sizes);
+
+// Latent attention: values narrower than keys, one head of both for all queries.
+void test_attention_with_narrow_values() {
+  constexpr int kShapes[][2] = {{32, 16}, {80, 48}, {128, 80}, {336, 256}, {576, 512}};
+  for_each_target_and_emulated([&](const KernelTable& table) {
+    int turn = 0;
+    for (KvType kv : {KvType::kActivations, KvType::kFp8E4M3, KvType::kInt8}) {
+      for (DType type : kTypes) {
+        for (const auto& [key_dim, value_dim] : kShapes) {
+          if (kv == KvType::kInt8 && key_dim > 512) continue;
+          Case c;
+          c.type = type;
+          c.kv = kv;
+          c.head_dim = key_dim;
+          c.narrow = value_dim;
+          c.num_heads = turn % 3 == 0 ? 16 : 5;
+          c.num_kv_heads = turn % 4 == 3 ? c.num_heads : 1;
+          c.block_size = turn++ % 2 ? 48 : 128;
+          c.requests = {{1, 40}, {7, 7}, {5, 50}, {1, 1030}};
+          if (kEmulated || key_dim > 256) c.requests = {{1, 20}, {3, 3}};
+          check_case(table, c);
+        }
+      }
+    }
+  });
+}
+const Registration h("attention/test_attention_with_narrow_values",
+                     test_attention_with_narrow_values);
 
 void test_attention_groups_and_blocks() {
   for_each_target_and_emulated([](const KernelTable& table) {

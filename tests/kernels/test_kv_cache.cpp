@@ -46,7 +46,8 @@ void check_case(const KernelTable& table, const Case& c) {
   args.value = value.data();
   args.value_token_stride = value.stride();
   args.key_head_stride = args.value_head_stride = head_stride;
-  args.cache = {cache.data(), kHeads * cache.stride(), cache.stride(), c.block_size, c.head_dim};
+  args.cache = {cache.data(), kHeads * cache.stride(), cache.stride(), c.block_size, c.head_dim,
+                c.head_dim};
   args.slots = slots.data();
   args.num_kv_heads = kHeads;
   const int64_t end = tokens - 1;  // the last token belongs to another slice
@@ -112,15 +113,16 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
     buffer.set(6, 0, 1e-6);
   }
   const float scale[2] = {0.043f, 1.7f};
-  const int64_t page = page_bytes(kv, c.type, n, d);
+  const int64_t page = page_bytes(kv, c.type, n, 2 * d);
   Buffer cache(DType::kFloat32, kBlocks * kHeads, page / 4, page / 4 + 2);
   WriteKvArgs args{};
   args.key = rows[0].data();
   args.value = rows[1].data();
   args.key_token_stride = args.value_token_stride = rows[0].stride();
   args.key_head_stride = args.value_head_stride = d + 3;
-  args.cache = {cache.data(), kHeads * cache.stride() * 4, cache.stride() * 4, c.block_size,
-                c.head_dim};
+  args.cache = {cache.data(),       kHeads * cache.stride() * 4,
+                cache.stride() * 4, c.block_size,
+                c.head_dim,         c.head_dim};
   args.cache.type = kv;
   args.cache.key_scale = scale[0];
   args.cache.value_scale = scale[1];

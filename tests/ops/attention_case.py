@@ -10,7 +10,7 @@ import torch
 
 from cpu_backend import ops
 from cpu_backend.attention import kv_dtypes
-from cpu_backend.attention.backend import halves as halves_of_bytes
+from cpu_backend.attention.backend import parts
 from tests.ops.accuracy import assert_accurate
 from tests.reference.attention import Masking, attend
 
@@ -85,7 +85,7 @@ class Case:
     def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The key and the value half of every page."""
         if self.cache.is_quantized:
-            return halves_of_bytes(self.pages, self.shape.head_dim)
+            return parts(self.pages, self.shape.head_dim, self.shape.head_dim)
         return halves(self.pages)
 
     @property

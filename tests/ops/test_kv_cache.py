@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpu_backend import ops
-from cpu_backend.attention.backend import halves as halves_of_bytes
+from cpu_backend.attention.backend import parts
 from tests.ops.attention_case import Cache, Case, Shape, halves, make_case, plan
 from tests.reference.attention import Masking, in_panels, page
 
@@ -112,8 +112,8 @@ def attend(case: Case, pages: torch.Tensor, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("pages", "sentence"),
     [
-        ((2, 2, 32, 72), "head size 72 is not supported: multiples of 16 up to 512 are."),
-        ((2, 2, 32, 528), "head size 528 is not supported: multiples of 16 up to 512 are."),
+        ((2, 2, 32, 72), "head size 72 is not supported: multiples of 16 up to 1024 are."),
+        ((2, 2, 32, 1040), "head size 1040 is not supported: multiples of 16 up to 1024 are."),
         (
             (2, 2, 48, 32),
             "block size 24 is not supported: choose --block-size as a multiple of 16.",
@@ -190,7 +190,7 @@ def test_fp8_codes_are_those_of_torch(kind: torch.dtype, dtype: torch.dtype) -> 
     at = torch.arange(-4096, 4096) / 512
     value = torch.cat([at, 100 * at]).view(32, 16, 32).to(dtype)
     pages = torch.zeros(32, 16, 16, 64, dtype=torch.uint8)
-    keys, values = halves_of_bytes(pages, 32)
+    keys, values = parts(pages, 32, 32)
     slots = 16 * torch.arange(32)
     name, scale = ("fp8_e5m2" if kind == torch.float8_e5m2 else "fp8"), 1.3
     torch.ops._C.cpu_attn_reshape_and_cache(
@@ -211,7 +211,7 @@ def test_quantized_caches_refuse_what_does_not_fit() -> None:
     def write_bytes(content: int, cache: Cache, dtype: torch.dtype = torch.uint8) -> None:
         pages = torch.zeros(3, 2, 16, content, dtype=dtype)
         torch.ops._C.cpu_attn_reshape_and_cache(
-            key, key, *halves_of_bytes(pages, 32), slots, "", *cache.arguments
+            key, key, *parts(pages, 32, 32), slots, "", *cache.arguments
         )
 
     write_bytes(72, Cache("int8_per_token_head"))

@@ -11,7 +11,7 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_quant_mode
 
 from cpu_backend.attention import kv_dtypes
-from cpu_backend.attention.backend import CpuBackendAttention, halves
+from cpu_backend.attention.backend import CpuBackendAttention, parts
 from cpu_backend.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ def test_pages_of_codes_have_room_for_their_scales(name: str, head_size: int) ->
     assert spec.page_size_bytes == 3 * 32 * (2 * head_size + scales)
     assert spec.state_content_size_bytes == kv_dtypes.token_bytes(name, dtype, 2 * head_size)
     pages = torch.zeros(2, 3, 32, spec.state_content_size_bytes, dtype=dtype)
-    keys, values = halves(pages, head_size)
+    keys, values = parts(pages, head_size, head_size)
     assert keys.shape == values.shape == (2, 3, 32, head_size)
     assert values.data_ptr() - keys.data_ptr() == 32 * head_size
     assert keys.stride() == (3 * pages.stride(1), pages.stride(1), head_size, 1)

@@ -140,7 +140,7 @@ SPECS = (
         "GLM-5 Next",
         "glm5_next",
         {"text_config": {"model_type": "glm5_next_text", "num_key_value_heads": 6}},
-        refused="latent attention",
+        refused="sparse attention",
         needs=TORCHVISION,
     ),
     MediaSpec(

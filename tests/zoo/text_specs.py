@@ -38,12 +38,37 @@ MAMBA2: dict[str, Any] = {
     "mamba_d_state": 20,
     "mamba_chunk_size": 32,
 }
+# Latents as wide as published ones have them, small ones, and some that fill no vector.
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 48,
+    "head_dim": 32,
+}
+WIDE_LATENT = {**LATENT, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64}
+ODD_LATENT = {**LATENT, "kv_lora_rank": 72, "qk_rope_head_dim": 16, "head_dim": 16}
+GROUPED = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+YARN = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+}
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
-RECURRENT, LATENT = "recurrent state", "latent attention"
+RECURRENT, SPARSE = "recurrent state", "sparse attention"
 
 SPECS = (
-    Spec("AXK1ForCausalLM", "A.X K1", "axk1", refused=LATENT),
+    Spec("AXK1ForCausalLM", "A.X K1", "axk1", {**LATENT, **GROUPED}),
     Spec(
         "AfmoeForCausalLM",
         "Trinity",
@@ -87,15 +112,26 @@ SPECS = (
         },
         host="KeyError",
     ),
-    Spec("DeepseekV2ForCausalLM", "DeepSeek V2", "deepseek_v2", refused=LATENT),
-    Spec("DeepseekV3ForCausalLM", "DeepSeek V3, R1", "deepseek_v3", refused=LATENT, selected=True),
-    Spec("DeepseekV32ForCausalLM", "DeepSeek V3.2", "deepseek_v32", refused=LATENT),
+    Spec(
+        "DeepseekV2ForCausalLM",
+        "DeepSeek V2",
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
+    ),
+    Spec(
+        "DeepseekV3ForCausalLM",
+        "DeepSeek V3, R1",
+        "deepseek_v3",
+        {**ODD_LATENT, **GROUPED, **YARN},
+        selected=True,
+    ),
+    Spec("DeepseekV32ForCausalLM", "DeepSeek V3.2", "deepseek_v32", refused=SPARSE),
     Spec(
         "DeepseekV4ForCausalLM",
         "DeepSeek V4",
         "deepseek_v4",
         {"num_hidden_layers": 43},
-        refused=LATENT,
+        refused=SPARSE,
         host="mlp_layer_types",
         note="the host cannot read the config that transformers writes",
     ),
@@ -165,8 +201,13 @@ SPECS = (
     Spec("GlmForCausalLM", "GLM-4-9B", "glm"),
     Spec("Glm4ForCausalLM", "GLM-4-0414", "glm4"),
     Spec("Glm4MoeForCausalLM", "GLM-4.5", "glm4_moe", {"use_qk_norm": True, "head_dim": 32}),
-    Spec("Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", "glm4_moe_lite", refused=LATENT),
-    Spec("GlmMoeDsaForCausalLM", "GLM-5", "glm_moe_dsa", refused=LATENT),
+    Spec(
+        "Glm4MoeLiteForCausalLM",
+        "GLM-4.7-Flash",
+        "glm4_moe_lite",
+        {**WIDE_LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    Spec("GlmMoeDsaForCausalLM", "GLM-5", "glm_moe_dsa", refused=SPARSE),
     Spec("GPT2LMHeadModel", "GPT-2", "gpt2", TIED),
     Spec("GPTBigCodeForCausalLM", "StarCoder", "gpt_bigcode", {**TIED, "num_key_value_heads": 1}),
     Spec("GPTJForCausalLM", "GPT-J", "gptj", {"rotary_dim": 16}),
@@ -207,7 +248,7 @@ SPECS = (
         "hy_v3",
         {"first_k_dense_replace": 1, "expert_hidden_dim": 96, "route_norm": True, "qk_norm": True},
     ),
-    Spec("HYV4ForCausalLM", "Hunyuan 4", "hy_v4", refused=LATENT),
+    Spec("HYV4ForCausalLM", "Hunyuan 4", "hy_v4", refused=SPARSE),
     Spec(
         "HrmTextForCausalLM",
         "HRM-Text",
@@ -234,7 +275,7 @@ SPECS = (
         "jamba",
         {"attn_layer_period": 2, "attn_layer_offset": 1, "intermediate_size": 96},
     ),
-    Spec("KimiLinearForCausalLM", "Kimi Linear", "kimi_linear", refused=LATENT),
+    Spec("KimiLinearForCausalLM", "Kimi Linear", "kimi_linear", refused=RECURRENT),
     Spec("LLaMAForCausalLM", "LLaMA 1", "llama", note="loaded as a Llama"),
     Spec("LagunaForCausalLM", "Laguna", "laguna", FOUR),
     Spec(
@@ -269,7 +310,19 @@ SPECS = (
             "num_experts_per_tok": 1,
         },
     ),
-    Spec("LongcatFlashForCausalLM", "LongCat-Flash", "longcat_flash", refused=LATENT),
+    Spec(
+        "LongcatFlashForCausalLM",
+        "LongCat-Flash",
+        "longcat_flash",
+        {
+            **LATENT,
+            "num_layers": 2,
+            "ffn_hidden_size": 352,
+            "expert_ffn_hidden_size": 96,
+            "moe_topk": 3,
+            "zero_expert_num": 8,
+        },
+    ),
     Spec("MambaForCausalLM", "Mamba", "mamba", selected=True),
     Spec(
         "Mamba2ForCausalLM",

@@ -248,13 +248,16 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         return block_table.to(torch.int32), slot_mapping, torch.zeros(shape, dtype=self.dtype)
 
 
-def halves(kv_cache: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The key and the value half of every page, [blocks, kv_heads, block_size, head_size] each."""
+def parts(
+    kv_cache: torch.Tensor, key_dim: int, value_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and the values of every page, [blocks, kv_heads, block_size, key_dim] and
+    [blocks, kv_heads, block_size, value_dim]."""
     blocks, heads, block_size, content = kv_cache.shape
     pages = kv_cache.view(blocks, heads, block_size * content)
-    size = block_size * head_size
-    keys, values = pages[:, :, :size], pages[:, :, size : 2 * size]
-    return keys.unflatten(2, (block_size, head_size)), values.unflatten(2, (block_size, head_size))
+    end = block_size * key_dim
+    keys, values = pages[:, :, :end], pages[:, :, end : end + block_size * value_dim]
+    return keys.unflatten(2, (block_size, key_dim)), values.unflatten(2, (block_size, value_dim))
 
 
 def _shared_window(config: VllmConfig, layer_names: list[str]) -> int:
@@ -325,7 +328,7 @@ class CpuBackendAttentionImpl(AttentionImpl):
             return output
         if step.encoder_cache is not None:
             kv_cache = step.encoder_cache
-        keys, values = halves(kv_cache, self.head_size)
+        keys, values = parts(kv_cache, self.head_size, self.head_size)
         cache = (layer._k_scale_float, layer._v_scale_float, self.kv_cache_dtype)
         if key is not None and value is not None and not self.shares_kv:
             self._write(key, value, keys, values, step.slot_mapping, "", *cache)

@@ -1,0 +1,213 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024) over the paged cache of this backend.
+
+A token's key is its latent and the rotated part that all heads share; its value is the latent. Each
+head's own projections of the latent are applied to the query before, and to the result after (the
+"absorbed" form). Prompts, chunks of prompts and decodes go this one way: so a token's result is the
+same, bit for bit, however its prompt was cut and whatever came from the prefix cache, and nothing
+is expanded again for what lies in the cache. A long prompt pays for it: over its own keys and
+values the expanded form would multiply a third as much.
+
+A page holds the latents twice, as part of the keys and as values, in the two orders that the
+kernels read (csrc/kernels/kv_cache.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+from cpu_backend import ops
+from cpu_backend.attention import kv_dtypes
+from cpu_backend.attention.backend import CpuBackendAttention, StepMetadata, parts
+from cpu_backend.errors import ConfigError
+
+WIDEST = 1024  # of a key; see torch_ops/attention.cpp
+
+
+class LatentBackend(CpuBackendAttention):
+    """What the host may ask of this backend."""
+
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(kv_dtypes.LATENT)
+
+    @staticmethod
+    def get_name() -> str:
+        """A member of the host's backend enum; its reference for CPUs, which this replaces."""
+        return "CPU_MLA"
+
+    @staticmethod
+    def get_impl_cls() -> type[LatentAttentionImpl]:
+        return LatentAttentionImpl
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """The layer has said what a page holds."""
+        return spec
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        return True
+
+
+class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
+    """The forward of one layer, for which LatentAttention gives it the projections of its heads."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        kv_sharing_target_layer_name: str | None,
+        *,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        v_head_dim: int,
+        **_: Any,
+    ) -> None:
+        if (
+            sliding_window
+            or logits_soft_cap
+            or alibi_slopes
+            or kv_sharing_target_layer_name
+            or attn_type != AttentionType.DECODER
+        ):
+            raise ConfigError(
+                "cpu_backend has multi-head latent attention over all tokens alone, without "
+                "windows, soft caps, slopes or shared caches: choose another model."
+            )
+        kv_dtypes.check_latent(kv_cache_dtype)
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.latent = kv_lora_rank
+        self.unrotated = qk_nope_head_dim
+        self.v_head_dim = v_head_dim
+        # What lies behind a latent in a key fills up the last columns of the value.
+        self.key_dim, self.value_dim = padded(head_size), padded(kv_lora_rank)
+        if self.key_dim > WIDEST:
+            raise ConfigError(
+                f"latent and rotated part of {head_size} channels together are not supported by "
+                f"cpu_backend: up to {WIDEST} are."
+            )
+        self._write = torch.ops._C.cpu_attn_reshape_and_cache.default
+        self._attend = torch.ops._C.cpu_attention_with_kv_cache.default
+
+    def set_projections(self, to_latents: torch.Tensor, from_latents: torch.Tensor) -> None:
+        """to_latents [heads, latent, unrotated], from_latents [heads, v_head_dim, latent]."""
+        self._to_latents = ops.PackedHeads(to_latents)
+        self._from_latents = ops.PackedHeads(from_latents)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        rotated: torch.Tensor,
+        kv_cache: torch.Tensor,
+        scale: float,
+        step: StepMetadata,
+        output: torch.Tensor,
+    ) -> None:
+        """query [tokens, heads, unrotated + rotated], latents [tokens, latent], rotated [tokens, 1,
+        rotated]; kv_cache [blocks, block_size, key_dim + value_dim], ``scale`` that of its fp8
+        codes; output [tokens, heads * v_head_dim]."""
+        tokens = step.num_actual_tokens
+        cache = (scale, scale, self.kv_cache_dtype)
+        keys, values = parts(kv_cache.unsqueeze(1), self.key_dim, self.value_dim)
+        rows = torch.cat((latents, rotated.flatten(1)), -1)
+        if self.key_dim > self.head_size:
+            rows = torch.nn.functional.pad(rows, (0, self.key_dim - self.head_size))
+        self._write(rows, rows[:, : self.value_dim], keys, values, step.slot_mapping, "", *cache)
+
+        make = torch.zeros if self.key_dim > self.head_size else torch.empty
+        absorbed = make((tokens, self.num_heads, self.key_dim), dtype=query.dtype)
+        self._to_latents(absorbed[..., : self.latent], query[:tokens, :, : self.unrotated])
+        absorbed[..., self.latent : self.head_size].copy_(query[:tokens, :, self.unrotated :])
+        attended = torch.empty((tokens, self.num_heads, self.value_dim), dtype=query.dtype)
+        self._attend(
+            absorbed,
+            keys,
+            values,
+            attended,
+            step.query_start_loc,
+            step.seq_lens,
+            self.scale,
+            step.causal,
+            None,
+            -1,
+            step.block_table,
+            0.0,
+            step.plan,
+            None,
+            step.dynamic_causal,
+            *cache,
+        )
+        heads = output[:tokens].view(tokens, self.num_heads, self.v_head_dim)
+        self._from_latents(heads, attended[..., : self.latent])
+
+    def forward_mqa(self, *args: Any, **kwargs: Any) -> Any:
+        """The host's MLAAttention asks for decodes apart; LatentAttention does not."""
+        raise NotImplementedError
+
+
+def padded(channels: int) -> int:
+    """As many as the kernels take."""
+    return -(-channels // 16) * 16
+
+
+class LatentAttention(MLAAttention):
+    """The host's layer, with one forward for all tokens."""
+
+    impl: LatentAttentionImpl
+
+    def update_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the forward writes before it reads."""
+
+    def forward_impl(
+        self,
+        q: torch.Tensor,
+        k_c_normed: torch.Tensor,
+        k_pe: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepMetadata | None,
+        output: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Without metadata (profiling) the output is zeros."""
+        if attn_metadata is None:
+            return output.zero_()
+        self.impl.forward(q, k_c_normed, k_pe, kv_cache, self._k_scale_float, attn_metadata, output)
+        return output
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Pack the projections that the host has cut out of kv_b_proj, and free all else."""
+        super().process_weights_after_loading(act_dtype)
+        names = ("W_UK_T", "W_UV")
+        self.impl.set_projections(*(getattr(self, n).detach().transpose(1, 2) for n in names))
+        empty = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+        for name in names:
+            setattr(self, name, empty)
+        for name, _ in list(self.kv_b_proj.named_parameters(recurse=False)):
+            setattr(self.kv_b_proj, name, empty)
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        """The host's, with pages as large as they are here."""
+        spec = super().get_kv_cache_spec(vllm_config)
+        channels = self.impl.key_dim + self.impl.value_dim
+        content = kv_dtypes.token_bytes(
+            self.kv_cache_dtype, vllm_config.model_config.dtype, channels
+        )
+        return replace(spec, state_content_bytes=content)
