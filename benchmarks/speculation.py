@@ -33,15 +33,14 @@ def _start(speculative: dict[str, Any] | None) -> None:
     global _engine
     from vllm import LLM
 
-    from cpu_backend.demo_model import store
+    from cpu_backend.demo_model.store import default_dir
 
     _engine = LLM(
-        str(store.find_or_fetch()),
+        str(default_dir()),
         device="cpu",
         dtype="bfloat16",
         max_model_len=2048,
         max_num_seqs=4,
-        enable_prefix_caching=True,
         speculative_config=speculative,
     )
 

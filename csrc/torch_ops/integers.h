@@ -1,5 +1,5 @@
-// Integer tensors of the host's scheduling: the same one comes as int32 from its runner and as int64
-// from others, and is read and written here as it is.
+// Integer tensors of the host's scheduling: the same one comes as int32 from its runner and as
+// int64 from others, and is read and written here as it is.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,9 +1,9 @@
 // Verifying what a draft proposed, and proposing what followed the same words before.
 //
 // Drafts of all requests lie one behind the other; cu_num_draft_tokens[r] is where those of request
-// r end.  A request's row of output_token_ids [requests, max_spec_len + 1] takes the drafts up to the
-// first that is rejected, what stands in its place, and the bonus token if none is; the caller has
-// filled the rest.
+// r end.  A request's row of output_token_ids [requests, max_spec_len + 1] takes the drafts up to
+// the first that is rejected, what stands in its place, and the bonus token if none is; the caller
+// has filled the rest.
 #include "torch_ops/speculation.h"
 
 #include <ATen/Dispatch_v2.h>
@@ -37,9 +37,7 @@ class Chosen {
       : marks_(is_greedy ? typed_data<bool>(*is_greedy, "is_greedy") : nullptr), wanted_(wanted) {
     if (is_greedy) check_shape(*is_greedy, {requests}, "is_greedy");
   }
-  bool operator()(int64_t request) const {
-    return marks_ == nullptr || marks_[request] == wanted_;
-  }
+  bool operator()(int64_t request) const { return marks_ == nullptr || marks_[request] == wanted_; }
 
  private:
   const bool* marks_;
@@ -102,12 +100,11 @@ void expand(at::Tensor& output, const at::Tensor& input, const at::Tensor& cu_nu
                    auto* to = output.data_ptr<scalar_t>();
                    const auto replaced = static_cast<scalar_t>(replace_from);
                    const auto replacement = static_cast<scalar_t>(replace_to);
-                   for_each_request(ends, output.numel(),
-                                    [&](int64_t request, int64_t begin, int64_t end) {
-                                      const scalar_t value = from[request];
-                                      std::fill(to + begin, to + end,
-                                                value == replaced ? replacement : value);
-                                    });
+                   for_each_request(
+                       ends, output.numel(), [&](int64_t request, int64_t begin, int64_t end) {
+                         const scalar_t value = from[request];
+                         std::fill(to + begin, to + end, value == replaced ? replacement : value);
+                       });
                  }),
                  at::kFloat, at::kInt, at::kLong);
 }
@@ -135,8 +132,7 @@ void reject_random(at::Tensor& output_token_ids, const at::Tensor& cu_num_draft_
   const Integers recovered(recovered_token_ids, "recovered_token_ids");
   recovered.check_size(drafts.size());
   const float* target = probabilities(target_probs, drafts.size(), vocab_size, "target_probs");
-  const float* draft =
-      draft_probabilities(draft_probs, no_draft_probs, drafts.size(), vocab_size);
+  const float* draft = draft_probabilities(draft_probs, no_draft_probs, drafts.size(), vocab_size);
   const at::Tensor uniform = uniform_probs.to(at::kDouble);  // as the host draws them
   check_shape(uniform, {drafts.size()}, "uniform_probs");
   const auto* limit = typed_data<double>(uniform, "uniform_probs");

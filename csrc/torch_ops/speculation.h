@@ -1,4 +1,5 @@
-// Functions of speculative decoding behind the registered ops; schemas and names are in library.cpp.
+// Functions of speculative decoding behind the registered ops; schemas and names are in
+// library.cpp.
 #pragma once
 
 #include <ATen/ATen.h>

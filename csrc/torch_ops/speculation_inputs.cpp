@@ -10,8 +10,8 @@ namespace {
 
 bool* flags(const at::Tensor& tensor, int64_t least, const char* name) {
   typed_data<bool>(tensor, name);
-  TORCH_CHECK_VALUE(tensor.numel() >= least, name, " has ", tensor.numel(),
-                    " entries, needed are ", least, ".");
+  TORCH_CHECK_VALUE(tensor.numel() >= least, name, " has ", tensor.numel(), " entries, needed are ",
+                    least, ".");
   return tensor.data_ptr<bool>();
 }
 

@@ -17,7 +17,7 @@ import pytest
 from tests.e2e import drafts
 from tests.features.offline import Offline
 
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 LAYERS = 6
 DRAFTS = 3
 # Steps of 64 tokens: longer prompts come in chunks, beside requests that verify drafts.
@@ -33,10 +33,10 @@ NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 
 
 def prompts(vocabulary: int) -> list[list[int]]:
-    """Of 3 to 300 tokens; some repeat a phrase."""
+    """Of 3 to 150 tokens; two repeat a phrase."""
     generator = random.Random(3)
-    phrases = [[generator.randrange(3, vocabulary) for _ in range(n)] for n in (3, 7, 40, 300, 25)]
-    return [*phrases[:4], phrases[4] * 5 + phrases[4][:4], phrases[1] * 9]
+    phrases = [[generator.randrange(3, vocabulary) for _ in range(n)] for n in (3, 40, 150, 25, 7)]
+    return [*phrases[:3], phrases[3] * 4 + phrases[3][:4], phrases[4] * 9]
 
 
 @dataclass
@@ -114,7 +114,7 @@ def restart(engine: Offline, target: str, speculative: dict[str, Any], **options
     engine.start(target, speculative_config=speculative, **OPTIONS | options)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "itself", "half of it", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["itself", "half of it", "eagle", "eagle3", "ngram"])
 def test_greedy_tokens_are_those_without_it(
     kind: str, engine: Offline, target: str, expected: list[list[int]], folder: Path
 ) -> None:
@@ -137,7 +137,7 @@ def test_greedy_tokens_are_those_without_it(
     answers = ask(engine, 49000)
     for tokens in answers.tokens:
         assert tokens == expected
-    assert answers.drafted > 60
+    assert answers.drafted > 40
     share = answers.accepted / answers.drafted
     # A draft model that is the target is always right, or it has read the wrong tokens.
     least, most = {"ngram": (0.5, 1), "itself": (0.97, 1), "half of it": (0.05, 0.95)}.get(
@@ -155,4 +155,4 @@ def test_a_head_of_the_models_own(engine: Offline, folder: Path) -> None:
     answers = ask(engine, 1000)
     for tokens in answers.tokens:
         assert tokens == expected
-    assert answers.drafted > 60
+    assert answers.drafted > 40
