@@ -27,13 +27,17 @@ AGAIN = "download it again, or choose another model."
 HEADER_BYTES = 100_000_000  # the longest header that safetensors reads
 TOKENIZERS = ("tokenizer*", "vocab*", "tekken.json", "merges.txt", "*.model", "*.tiktoken", "*.spm")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+# A socket's name has at most 107 bytes, of which the host takes a slash and 36.
+LONGEST_PLACE = 107 - 37
 POINTER = b"version https://git-lfs"
 
 
 def look(arguments: Any, variables: dict[str, Callable[[], Any]]) -> None:
     """Raise ConfigError for the first thing that cannot work with these engine arguments, or with
     the host's environment ``variables`` and how it reads each."""
-    for said in (environment(variables), *(check(arguments) for check in CHECKS)):
+    sockets_lie = variables["VLLM_RPC_BASE_PATH"]()
+    checks = (check(arguments) for check in CHECKS)
+    for said in (environment(variables), sockets(sockets_lie), *checks):
         if said:
             raise ConfigError(said)
 
@@ -59,6 +63,22 @@ def environment(variables: dict[str, Callable[[], Any]]) -> str | None:
         except (ValueError, TypeError) as error:
             return f"{name}={os.environ[name]} cannot be used: {str(error).rstrip('.')}."
     envs.health_seconds()
+    return None
+
+
+def sockets(place: str) -> str | None:
+    """The folder in which sockets between the server's processes get their names."""
+    if not os.access(place, os.W_OK | os.X_OK) or not os.path.isdir(place):
+        return (
+            f"The server's processes talk over sockets in '{place}', which is no folder that can "
+            "be written: name another by TMPDIR or VLLM_RPC_BASE_PATH."
+        )
+    if len(os.fsencode(place)) > LONGEST_PLACE:
+        return (
+            f"The server's processes talk over sockets in '{place}', whose name is too long for "
+            f"that: name a folder of at most {LONGEST_PLACE} characters by TMPDIR or "
+            "VLLM_RPC_BASE_PATH."
+        )
     return None
 
 
