@@ -90,8 +90,8 @@ def judge(facts: Facts) -> Iterator[Finding]:
     if not shared.writable:
         yield note("shm", f"{shared.path} cannot be written", "mount a tmpfs there for -tp and -pp")
     elif (shared.free or 0) < SHARED_ENOUGH:
-        said = f"{shared.path} has {_size(shared)} free, too little for several ranks (-tp, -pp)"
-        yield note("shm", said, "docker run --shm-size 256m; Kubernetes: an emptyDir of Memory")
+        said = f"{shared.path} has {_size(shared)} free, which several ranks (-tp, -pp) may lack"
+        yield note("shm", said, "docker run --shm-size 64m; Kubernetes: an emptyDir of Memory")
     else:
         yield ok("shm", f"{_size(shared)} free in {shared.path}")
 
