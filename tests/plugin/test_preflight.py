@@ -78,6 +78,14 @@ def _remove(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
 
+def _folder(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
 def _cut(folder: Path) -> None:
     weights = folder / "model.safetensors"
     os.truncate(weights, weights.stat().st_size - 1)
@@ -125,9 +133,14 @@ def _empty(folder: Path) -> None:
         (_bytes(_header({"a": {"dtype": "F32"}})), "its header is no list of tensors"),
         (_bytes(b"version https://git-lfs.github.com/spec/v1\noid"), "a pointer of Git LFS"),
         (_index, "names the weight file 'model-2.safetensors', which is missing"),
+        (_text("model.safetensors.index.json", "{}"), "has no table of weights"),
+        (_text("model.safetensors.index.json", '{"weight_map": []}'), "has no table of weights"),
         (_text("model.safetensors.index.json", "[]"), "index.json' is no JSON object"),
         (_text("tokenizer.json", '{"version": '), "tokenizer.json' is no whole JSON object"),
         (_text("tokenizer.json", ""), "tokenizer.json' is no whole JSON object"),
+        (_folder("tokenizer.json"), "tokenizer.json' cannot be read (Is a directory)"),
+        (_folder("config.json"), "config.json' cannot be read (Is a directory)"),
+        (_text("generation_config.json", "[]"), "generation_config.json' is no JSON object"),
         (_text("tokenizer_config.json", '{"a'), "tokenizer_config.json' is no valid JSON"),
     ],
 )

@@ -144,16 +144,33 @@ def tokenizer(arguments: Any) -> str | None:
         if (path / small).exists() and (said := _not_an_object(path / small)):
             return said
     whole = path / "tokenizer.json"
-    if whole.exists() and not _ends_as_object(whole):
-        return f"'{whole}' is no whole JSON object: {AGAIN}"
+    try:
+        if whole.exists() and not _ends_as_object(whole):
+            return f"'{whole}' is no whole JSON object: {AGAIN}"
+    except OSError as error:
+        return _unreadable(whole, error)
     return None
+
+
+def generation(arguments: Any) -> str | None:
+    """generation_config.json: an object, if it is JSON; the host passes over one that is not."""
+    path = Path(str(arguments.model)) / "generation_config.json"
+    try:
+        json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return _not_an_object(path)
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"'{path}' cannot be read ({error.strerror}): check its permissions."
 
 
 def _not_an_object(path: Path) -> str | None:
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        return f"'{path}' cannot be read ({error.strerror}): check its permissions."
+        return _unreadable(path, error)
     except ValueError as error:
         return f"'{path}' is no valid JSON ({error}): {AGAIN}"
     return None if isinstance(value, dict) else f"'{path}' is no JSON object: {AGAIN}"
@@ -179,7 +196,10 @@ def weights(arguments: Any) -> str | None:
     if index.exists():
         if said := _not_an_object(index):
             return said
-        names = json.loads(index.read_bytes()).get("weight_map", {}).values()
+        table = json.loads(index.read_bytes()).get("weight_map")
+        if not isinstance(table, dict) or not table:
+            return f"'{index}' has no table of weights (weight_map): {AGAIN}"
+        names = table.values()
         files = sorted({model / str(name) for name in names})
         for file in files:
             if not file.exists():
@@ -222,7 +242,7 @@ def damage(path: Path) -> str | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (folder, configuration, tokenizer, weights)
+CHECKS: tuple[Check, ...] = (folder, configuration, tokenizer, generation, weights)
 
 
 # ---- the address ---------------------------------------------------------------------------------
