@@ -183,7 +183,7 @@ def first_process(unshare: subprocess.Popen[bytes]) -> int:
     """The container's process 1, by the number it has outside."""
     children = Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
     if not children:
-        raise ImageError("the container has ended.")
+        raise ImageError("the container does not run.")
     return int(children[0])
 
 
@@ -199,12 +199,10 @@ def wait_until_healthy(process: subprocess.Popen[bytes], config: dict[str, Any],
     env = {**environment(config), "HEALTH_URL": f"http://127.0.0.1:{port}/health"}
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        try:
+        with contextlib.suppress(ImageError):  # it has not begun, or has just ended
             inside = [*enter(process), *command]
-        except ImageError:
-            break
-        if subprocess.run(inside, env=env, capture_output=True).returncode == 0:
-            return
+            if subprocess.run(inside, env=env, capture_output=True).returncode == 0:
+                return
         time.sleep(1)
     raise ImageError(f"the server was not healthy, exit code {process.poll()}.")
 

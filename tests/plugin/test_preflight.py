@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import struct
+import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +78,14 @@ def _remove(name: str) -> Change:
     return lambda folder: (folder / name).unlink()
 
 
+def _folder(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
 def _cut(folder: Path) -> None:
     weights = folder / "model.safetensors"
     os.truncate(weights, weights.stat().st_size - 1)
@@ -123,9 +133,14 @@ def _empty(folder: Path) -> None:
         (_bytes(_header({"a": {"dtype": "F32"}})), "its header is no list of tensors"),
         (_bytes(b"version https://git-lfs.github.com/spec/v1\noid"), "a pointer of Git LFS"),
         (_index, "names the weight file 'model-2.safetensors', which is missing"),
+        (_text("model.safetensors.index.json", "{}"), "has no table of weights"),
+        (_text("model.safetensors.index.json", '{"weight_map": []}'), "has no table of weights"),
         (_text("model.safetensors.index.json", "[]"), "index.json' is no JSON object"),
         (_text("tokenizer.json", '{"version": '), "tokenizer.json' is no whole JSON object"),
         (_text("tokenizer.json", ""), "tokenizer.json' is no whole JSON object"),
+        (_folder("tokenizer.json"), "tokenizer.json' cannot be read (Is a directory)"),
+        (_folder("config.json"), "config.json' cannot be read (Is a directory)"),
+        (_text("generation_config.json", "[]"), "generation_config.json' is no JSON object"),
         (_text("tokenizer_config.json", '{"a'), "tokenizer_config.json' is no valid JSON"),
     ],
 )
@@ -182,6 +197,29 @@ def test_variables_with_values_that_cannot_be_are_named(
     assert f"{variable}={value}" in said(
         lambda: preflight.look(arguments(model), environment_variables)
     )
+
+
+@pytest.mark.parametrize(("name", "words"), [("none", "no folder that"), ("x" * 90, "too long")])
+def test_places_where_no_sockets_can_lie_are_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    place = tmp_path / name
+    if words == "too long":
+        place.mkdir()
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(place))
+    assert words in said(lambda: preflight.look(arguments(model), environment_variables))
+
+
+def test_the_longest_place_for_sockets_is_one_that_the_system_takes(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = folder + "/" + "x" * (preflight.LONGEST_PLACE - len(folder) - 1)
+        os.mkdir(place)
+        assert preflight.sockets(place) is None
+        socket.socket(socket.AF_UNIX).bind(f"{place}/{uuid.uuid4()}")
+        os.mkdir(place + "x")
+        assert preflight.sockets(place + "x")
+        with pytest.raises(OSError, match="too long"):
+            socket.socket(socket.AF_UNIX).bind(f"{place}x/{uuid.uuid4()}")
 
 
 def test_an_address_that_another_server_has_is_refused() -> None:

@@ -74,6 +74,29 @@ def test_words_of_the_host_about_gpus_are_said_anew() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "wanted", "is_told"),
+    [
+        ("vllm.entrypoints.cli.main", "", True),
+        ("vllm.entrypoints.cli.main", "1", False),
+        ("users.own", "", False),
+    ],
+)
+def test_ctrl_c_ends_the_command_with_one_line_and_no_program_of_a_user(
+    module: str, wanted: str, is_told: bool
+) -> None:
+    code = (
+        "from cpu_backend.serving import sentences; sentences.print_without_traceback()\n"
+        f"exec('def main(): raise KeyboardInterrupt', names := {{'__name__': {module!r}}})\n"
+        "names['main']()"
+    )
+    environ = {**os.environ, "CPU_BACKEND_TRACEBACK": wanted}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert done.returncode == -signal.SIGINT
+    assert ("Traceback" in done.stderr) != is_told
+    assert (done.stderr == "cpu_backend: stopped by Ctrl-C.\n") == is_told
+
+
 @pytest.mark.parametrize("traceback", ["", "1"])
 def test_uncaught_sentence_is_the_only_line_unless_the_traceback_is_wanted(traceback: str) -> None:
     code = (

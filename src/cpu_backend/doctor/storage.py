@@ -12,14 +12,12 @@ from pathlib import Path
 from cpu_backend import envs
 from cpu_backend.doctor.finding import Finding, note, ok, problem, told
 from cpu_backend.errors import ConfigError
+from cpu_backend.serving.preflight import LONGEST_PLACE
 
 GIB = 1 << 30
 ENOUGH = GIB  # in a folder for what is made or downloaded
 SHARED = Path("/dev/shm")
 SHARED_ENOUGH = 64 << 20  # the least that container engines give
-# The name of a Unix socket has 107 characters at most; the host's are a slash and 36 long, and
-# others that it starts are longer.
-LONGEST_TEMPORARY = 60
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,8 @@ def judge(facts: Facts) -> Iterator[Finding]:
     if not shared.writable:
         yield note("shm", f"{shared.path} cannot be written", "mount a tmpfs there for -tp and -pp")
     elif (shared.free or 0) < SHARED_ENOUGH:
-        said = f"{shared.path} has {_size(shared)} free, too little for several ranks (-tp, -pp)"
-        yield note("shm", said, "docker run --shm-size 256m; Kubernetes: an emptyDir of Memory")
+        said = f"{shared.path} has {_size(shared)} free, which several ranks (-tp, -pp) may lack"
+        yield note("shm", said, "docker run --shm-size 64m; Kubernetes: an emptyDir of Memory")
     else:
         yield ok("shm", f"{_size(shared)} free in {shared.path}")
 
@@ -113,12 +111,12 @@ def _temporary(folder: Folder | None) -> Finding:
     if folder is None or not folder.writable:
         said = "no folder for temporary files can be written, and the server's sockets lie there"
         return problem("disk", said, "set TMPDIR to one that can, or mount a tmpfs at /tmp")
-    if len(folder.path) > LONGEST_TEMPORARY:
+    if len(folder.path) > LONGEST_PLACE:
         said = (
             f"TMPDIR is {len(folder.path)} characters long, and names of the server's sockets, "
             "which lie there, are limited"
         )
-        return problem("disk", said, f"choose one of at most {LONGEST_TEMPORARY}")
+        return problem("disk", said, f"choose one of at most {LONGEST_PLACE}")
     return ok("disk", f"{folder.use}: {_size(folder)} free in {folder.path}")
 
 

@@ -27,13 +27,17 @@ AGAIN = "download it again, or choose another model."
 HEADER_BYTES = 100_000_000  # the longest header that safetensors reads
 TOKENIZERS = ("tokenizer*", "vocab*", "tekken.json", "merges.txt", "*.model", "*.tiktoken", "*.spm")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+# A socket's name has at most 107 bytes, of which the host takes a slash and 36.
+LONGEST_PLACE = 107 - 37
 POINTER = b"version https://git-lfs"
 
 
 def look(arguments: Any, variables: dict[str, Callable[[], Any]]) -> None:
     """Raise ConfigError for the first thing that cannot work with these engine arguments, or with
     the host's environment ``variables`` and how it reads each."""
-    for said in (environment(variables), *(check(arguments) for check in CHECKS)):
+    sockets_lie = variables["VLLM_RPC_BASE_PATH"]()
+    checks = (check(arguments) for check in CHECKS)
+    for said in (environment(variables), sockets(sockets_lie), *checks):
         if said:
             raise ConfigError(said)
 
@@ -59,6 +63,22 @@ def environment(variables: dict[str, Callable[[], Any]]) -> str | None:
         except (ValueError, TypeError) as error:
             return f"{name}={os.environ[name]} cannot be used: {str(error).rstrip('.')}."
     envs.health_seconds()
+    return None
+
+
+def sockets(place: str) -> str | None:
+    """The folder in which sockets between the server's processes get their names."""
+    if not os.access(place, os.W_OK | os.X_OK) or not os.path.isdir(place):
+        return (
+            f"The server's processes talk over sockets in '{place}', which is no folder that can "
+            "be written: name another by TMPDIR or VLLM_RPC_BASE_PATH."
+        )
+    if len(os.fsencode(place)) > LONGEST_PLACE:
+        return (
+            f"The server's processes talk over sockets in '{place}', whose name is too long for "
+            f"that: name a folder of at most {LONGEST_PLACE} characters by TMPDIR or "
+            "VLLM_RPC_BASE_PATH."
+        )
     return None
 
 
@@ -124,16 +144,33 @@ def tokenizer(arguments: Any) -> str | None:
         if (path / small).exists() and (said := _not_an_object(path / small)):
             return said
     whole = path / "tokenizer.json"
-    if whole.exists() and not _ends_as_object(whole):
-        return f"'{whole}' is no whole JSON object: {AGAIN}"
+    try:
+        if whole.exists() and not _ends_as_object(whole):
+            return f"'{whole}' is no whole JSON object: {AGAIN}"
+    except OSError as error:
+        return _unreadable(whole, error)
     return None
+
+
+def generation(arguments: Any) -> str | None:
+    """generation_config.json: an object, if it is JSON; the host passes over one that is not."""
+    path = Path(str(arguments.model)) / "generation_config.json"
+    try:
+        json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return _not_an_object(path)
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"'{path}' cannot be read ({error.strerror}): check its permissions."
 
 
 def _not_an_object(path: Path) -> str | None:
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        return f"'{path}' cannot be read ({error.strerror}): check its permissions."
+        return _unreadable(path, error)
     except ValueError as error:
         return f"'{path}' is no valid JSON ({error}): {AGAIN}"
     return None if isinstance(value, dict) else f"'{path}' is no JSON object: {AGAIN}"
@@ -159,7 +196,10 @@ def weights(arguments: Any) -> str | None:
     if index.exists():
         if said := _not_an_object(index):
             return said
-        names = json.loads(index.read_bytes()).get("weight_map", {}).values()
+        table = json.loads(index.read_bytes()).get("weight_map")
+        if not isinstance(table, dict) or not table:
+            return f"'{index}' has no table of weights (weight_map): {AGAIN}"
+        names = table.values()
         files = sorted({model / str(name) for name in names})
         for file in files:
             if not file.exists():
@@ -202,7 +242,7 @@ def damage(path: Path) -> str | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (folder, configuration, tokenizer, weights)
+CHECKS: tuple[Check, ...] = (folder, configuration, tokenizer, generation, weights)
 
 
 # ---- the address ---------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import traceback
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 from cpu_backend import envs
@@ -21,6 +23,8 @@ SPOKEN = (ConfigError, EngineEndedError)
 USUAL = (ValueError, OSError, NotImplementedError, ImportError)
 # The same where the host only reads its command line.
 ARGUMENTS = (*USUAL, KeyError, TypeError)
+
+COMMAND = "vllm.entrypoints.cli."
 
 LONGEST = 400  # characters of a message that are still read
 
@@ -108,10 +112,22 @@ def print_without_traceback() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if isinstance(error, SPOKEN) and not envs.wants_traceback():
+        if envs.wants_traceback():
+            previous(kind, error, trace)
+        elif isinstance(error, SPOKEN):
             print(f"cpu_backend: {error}", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt) and _is_of_the_command(trace):
+            print("cpu_backend: stopped by Ctrl-C.", file=sys.stderr)
         else:
             previous(kind, error, trace)
 
     if getattr(previous, "__module__", "") != __name__:
         sys.excepthook = hook
+
+
+def _is_of_the_command(trace: TracebackType | None) -> bool:
+    """Whether the host's command line runs, and not a program of the user's."""
+    return any(
+        frame.f_globals.get("__name__", "").startswith(COMMAND)
+        for frame, _ in traceback.walk_tb(trace)
+    )
