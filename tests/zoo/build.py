@@ -62,8 +62,8 @@ class Spec:
     auto: the class that makes the model, of ``transformers`` or ``heads``; if empty, it has the
     host's name.
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
-    them into those of published checkpoints, which have the matrices whose names ``transposed``
-    matches in the other order.  needs: of tests/tools.py, without which neither side can run it.
+    them into those of published checkpoints, or into nothing, which have the matrices whose names
+    ``transposed`` matches in the other order.  needs: of tests/tools.py, without which neither side can run it.
     """
 
     name: str
@@ -154,7 +154,8 @@ def write_as_published(spec: Spec, folder: Path) -> None:
             name = re.sub(pattern, replacement, name)
         if spec.transposed and re.search(spec.transposed, name):
             weight = weight.transpose(-1, -2).contiguous()
-        renamed[name] = weight
+        if name:
+            renamed[name] = weight
     save_file(renamed, path, {"format": "pt"})
 
 

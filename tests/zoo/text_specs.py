@@ -50,7 +50,9 @@ LATENT: dict[str, Any] = {
 }
 WIDE_LATENT = {**LATENT, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64}
 ODD_LATENT = {**LATENT, "kv_lora_rank": 72, "qk_rope_head_dim": 16, "head_dim": 16}
-GROUPED = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+# As published configs say it, which transformers takes for granted.
+CORRECTED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "first_k_dense_replace": 1}
+GROUPED = {**CORRECTED, "n_group": 4, "topk_group": 2}
 YARN = {
     "rope_parameters": {
         "rope_type": "yarn",
@@ -68,7 +70,12 @@ VISION = "failed to be inspected"
 RECURRENT, SPARSE = "recurrent state", "sparse attention"
 
 SPECS = (
-    Spec("AXK1ForCausalLM", "A.X K1", "axk1", {**LATENT, **GROUPED}),
+    Spec(
+        "AXK1ForCausalLM",
+        "A.X K1",
+        "axk1",
+        {**LATENT, **GROUPED, "first_k_dense_replace": 0},
+    ),
     Spec(
         "AfmoeForCausalLM",
         "Trinity",
@@ -116,7 +123,14 @@ SPECS = (
         "DeepseekV2ForCausalLM",
         "DeepSeek V2",
         "deepseek_v2",
-        {**LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
+        {
+            **LATENT,
+            **GROUPED,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "scoring_func": "softmax",
+            "routed_scaling_factor": 2.0,
+        },
     ),
     Spec(
         "DeepseekV3ForCausalLM",
@@ -205,7 +219,7 @@ SPECS = (
         "Glm4MoeLiteForCausalLM",
         "GLM-4.7-Flash",
         "glm4_moe_lite",
-        {**WIDE_LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        {**WIDE_LATENT, **CORRECTED, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
     Spec("GlmMoeDsaForCausalLM", "GLM-5", "glm_moe_dsa", refused=SPARSE),
     Spec("GPT2LMHeadModel", "GPT-2", "gpt2", TIED),
@@ -321,7 +335,11 @@ SPECS = (
             "expert_ffn_hidden_size": 96,
             "moe_topk": 3,
             "zero_expert_num": 8,
+            "zero_expert_type": "identity",
+            "mla_scale_q_lora": True,
+            "mla_scale_kv_lora": True,
         },
+        published=((r".*\.experts\.2\d\..*", ""),),  # transformers writes some for identities
     ),
     Spec("MambaForCausalLM", "Mamba", "mamba", selected=True),
     Spec(
