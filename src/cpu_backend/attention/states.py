@@ -69,6 +69,9 @@ class StateMetadata:
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
     """Looks up each request's slot once for all layers of a group."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # abstract in the host
+        super().__init__(*args, **kwargs)
+
     def build(
         self,
         common_prefix_len: int,
