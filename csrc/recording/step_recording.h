@@ -43,6 +43,7 @@ namespace cpu_backend {
 // through it each time.  Its op lists the argument under `step_data`.
 class StepTensor {
  public:
+  StepTensor() = default;  // none
   explicit StepTensor(const at::Tensor& tensor) : impl_(tensor.unsafeGetTensorImpl()) {}
   template <class T>
   T* data() const {
@@ -50,9 +51,11 @@ class StepTensor {
   }
   int64_t stride(int64_t dim) const { return impl_->stride(dim); }
   int64_t size(int64_t dim) const { return impl_->size(dim); }
+  explicit operator bool() const { return impl_ != nullptr; }
 
  private:
-  c10::TensorImpl* impl_;  // held by the recording, or by the op's caller where there is none
+  // Held by the recording, or by the op's caller where there is none.
+  c10::TensorImpl* impl_ = nullptr;
 };
 
 class StepRecording : public torch::CustomClassHolder {

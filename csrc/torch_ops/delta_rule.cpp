@@ -67,11 +67,11 @@ constexpr int64_t kNullSlot = -1;
 // slots, how many tokens of the step before were accepted.
 struct Step {
   StepSequences sequences;
-  std::optional<StepTensor> accepted;
+  StepTensor accepted;
 };
 
 Step step_of(const at::Tensor& starts, const at::Tensor& slots, const OptionalTensor& continued) {
-  return {StepSequences(starts, 0, 0, slots, kNullSlot, continued, true), std::nullopt};
+  return {StepSequences(starts, 0, 0, slots, kNullSlot, continued, true), {}};
 }
 
 DType state_type(const at::Tensor& states, const at::Tensor& activations) {
@@ -139,7 +139,7 @@ void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value
                  [=, rule = table.delta_rule](int64_t i, float* scratch) {
                    DeltaRuleArgs now = args;
                    now.sequences = step.sequences.get();
-                   if (step.accepted) now.accepted = step.accepted->data<int32_t>();
+                   if (step.accepted) now.accepted = step.accepted.data<int32_t>();
                    rule(dtype, state, now, i, scratch);
                  });
 }
@@ -214,7 +214,7 @@ at::Tensor sigmoid_gating_delta_rule_update_spec(
                         num_accepted_tokens.is_contiguous() &&
                         num_accepted_tokens.numel() >= cu_seqlens.numel() - 1,
                     "every sequence needs a row of slots and a number of accepted tokens.");
-  step.accepted.emplace(num_accepted_tokens);
+  step.accepted = StepTensor(num_accepted_tokens);
   const at::Tensor out = at::empty(v.sizes(), v.options());
   run(q, k, v, gates_of(a_log, a, b, dt_bias), initial_state_source, step, use_qk_l2norm_in_kernel,
       kNormEpsilon, out);

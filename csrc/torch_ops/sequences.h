@@ -25,39 +25,39 @@ class StepSequences {
     if (starts) {
       typed_data<int32_t>(*starts, "query_start_loc");
       TORCH_CHECK_VALUE(sequences >= 0, "query_start_loc is empty.");
-      starts_.emplace(*starts);
+      starts_ = StepTensor(*starts);
     }
     if (slots) {
       check_index(*slots, at::kInt, "The indices of states");
       TORCH_CHECK_VALUE(slots->dim() >= 1 && slots->size(0) >= sequences, sequences,
                         " sequences have ", slots->numel(), " indices of states.");
-      slots_.emplace(*slots);
+      slots_ = StepTensor(*slots);
     }
     if (continued) {
       check_index(*continued, at::kBool, "has_initial_state");
       TORCH_CHECK_VALUE(continued->is_contiguous() && continued->numel() >= sequences,
                         "has_initial_state must be contiguous and have ", sequences, " entries.");
-      continued_.emplace(*continued);
+      continued_ = StepTensor(*continued);
     }
   }
 
   Sequences get() const {
     Sequences s{};
-    s.count = starts_ ? starts_->size(0) - 1 : count_;
-    s.starts = starts_ ? starts_->data<int32_t>() : nullptr;
+    s.count = starts_ ? starts_.size(0) - 1 : count_;
+    s.starts = starts_ ? starts_.data<int32_t>() : nullptr;
     s.length = length_;
-    s.slots = slots_ ? slots_->data<int32_t>() : nullptr;
-    s.slot_stride = slots_ ? slots_->stride(0) : 0;
+    s.slots = slots_ ? slots_.data<int32_t>() : nullptr;
+    s.slot_stride = slots_ ? slots_.stride(0) : 0;
     s.null_slot = null_slot_;
-    s.continued = continued_ ? continued_->data<uint8_t>() : nullptr;
-    s.all_continued = all_continued_;
+    s.continued = continued_ ? continued_.data<uint8_t>() : nullptr;
+    s.all_continued = all_continued_ != 0;
     return s;
   }
 
  private:
-  int64_t count_, length_, null_slot_;
-  bool all_continued_;
-  std::optional<StepTensor> starts_, slots_, continued_;
+  // Neither optionals nor gaps: a recording looks for pointers in what they leave undefined.
+  int64_t count_, length_, null_slot_, all_continued_;
+  StepTensor starts_, slots_, continued_;
 };
 
 }  // namespace cpu_backend

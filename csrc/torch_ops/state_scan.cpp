@@ -86,10 +86,10 @@ void run(const Scan& scan, const StepSequences& sequences, const OptionalTensor&
   args.softplus = scan.softplus;
   args.shared_steps = args.a_channel_stride == 0 && args.a_state_stride == 0 &&
                       args.dt.channel_stride == 0 && args.dt_bias.channel_stride == 0;
-  std::optional<StepTensor> step_targets;
+  StepTensor step_targets;
   if (targets) {
     check_index(*targets, at::kInt, "The indices of states");
-    step_targets.emplace(*targets);
+    step_targets = StepTensor(*targets);
     args.target_stride = targets->stride(0);
   }
 
@@ -102,7 +102,7 @@ void run(const Scan& scan, const StepSequences& sequences, const OptionalTensor&
                  [=](int64_t i, float* scratch) {
                    StateScanArgs now = args;
                    now.sequences = sequences.get();
-                   now.targets = step_targets ? step_targets->data<int32_t>() : nullptr;
+                   now.targets = step_targets ? step_targets.data<int32_t>() : nullptr;
                    const int64_t first = i % blocks * block;
                    const StateScanItem item{i / parts,
                                             i / blocks % args.heads,

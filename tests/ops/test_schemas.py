@@ -10,8 +10,8 @@ import sys
 import pytest
 
 # The host's own declarations (its CPU library; the two marked lines: its CUDA library), with every
-# spelling of a mutated argument written as `!`; convolutions change the states and not x, which the
-# host declares otherwise.
+# spelling of a mutated argument written as `!`; of convolutions the states are mutated and x is
+# not, which the host declares otherwise.
 HOST = """
 apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, \
 Tensor repetition_penalties) -> ()

@@ -12,8 +12,9 @@ import torch
 
 from cpu_backend import ops
 from cpu_backend.attention.backend import StepMetadata
+from cpu_backend.attention.states import StateMetadata
 from cpu_backend.worker.model_memory import model_memory
-from cpu_backend.worker.step_replay import MAX_TOKENS, StepReplay
+from cpu_backend.worker.step_replay import MAX_TOKENS, State, StepReplay
 
 ops.load()
 
@@ -222,3 +223,55 @@ def test_model_memory_has_the_constants_of_the_files_that_define_the_modules(
 
     (found,) = model_memory(torch.nn.Sequential(Layer(), Layer()))
     assert found is file.EPSILON
+
+
+def test_a_state_is_changed_once_by_a_step_however_often_it_runs() -> None:
+    """The recorded step, the compared one, and two replayed ones."""
+    positions, embedded = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4)
+    taps, states = torch.arange(12.0).view(4, 1, 3), torch.zeros(3, 4, 2)
+    replay = StepReplay(lambda: [taps, states])
+    calls = 0
+
+    def convolved(kept: torch.Tensor, step: StateMetadata) -> torch.Tensor:
+        result: torch.Tensor = torch.ops._C.causal_conv1d_fwd_cpu(
+            embedded.clone().t(), taps, None, kept, step.query_start_loc, step.slots, step.resumes,
+            False, -1, False,
+        )  # fmt: skip
+        return result.t()
+
+    def forward() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return convolved(states, step)
+
+    for number, expected_calls in ((1, 1), (2, 2), (3, 2), (4, 2)):
+        embedded.copy_(torch.arange(12.0).view(3, 4) * number)
+        positions.fill_(number)
+        starts = torch.tensor([0, 1, 3], dtype=torch.int32)
+        slots = torch.tensor([2, number % 2], dtype=torch.int32)
+        step = StateMetadata(3, starts, slots, torch.tensor([number > 1, number > 2]))
+        kept = states.clone()
+        expected = convolved(kept, step).clone()
+        result = replay.run(forward, (positions, embedded.T), [step], [State(states, slots)])
+        assert replay.given_up == ""
+        assert torch.equal(result, expected)
+        assert torch.equal(states, kept)
+        assert calls == expected_calls
+
+
+def test_a_step_that_changes_a_state_of_nobodys_is_not_recorded() -> None:
+    embedded, taps = torch.ones(3, 4), torch.ones(4, 1, 3)
+    positions, states = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4, 2)
+    replay = StepReplay(lambda: [taps, states])
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    step = StateMetadata(3, starts, starts[:1].clone(), torch.tensor([False]))
+
+    def forward() -> torch.Tensor:
+        result: torch.Tensor = torch.ops._C.causal_conv1d_fwd_cpu(
+            embedded.clone().t(), taps, None, states, step.query_start_loc, step.slots,
+            step.resumes, False, -1, False,
+        )  # fmt: skip
+        return result.t()
+
+    replay.run(forward, (positions, embedded.T), [step])
+    assert "changes memory that outlives the step" in replay.given_up

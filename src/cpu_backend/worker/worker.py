@@ -16,6 +16,7 @@ from vllm.config import set_current_vllm_config
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -110,13 +111,17 @@ class CPUWorker(Worker):
         super().initialize_from_config(kv_cache_config)
         if not kv_cache_config.kv_cache_groups:
             return
-        block_size = self.cache_config.block_size
-        tokens = kv_cache_config.num_blocks * block_size
         max_len = self.model_config.max_model_len
+        if self.model_config.has_inner_state:  # its layers' pages are not all of tokens
+            requests = get_max_concurrency_for_kv_cache_config(self.vllm_config, kv_cache_config)
+            tokens = int(requests * max_len)
+        else:
+            tokens = kv_cache_config.num_blocks * self.cache_config.block_size
+            requests = tokens / max_len
         logger.info(
             "cpu_backend: KV cache holds %s tokens, %.1f requests of %s tokens: %s",
             f"{tokens:,}",
-            tokens / max_len,
+            requests,
             f"{max_len:,}",
             self.kv_explanation,
         )
