@@ -28,8 +28,6 @@ constexpr Repeatable kOwn[] = {
     {"_C::cpu_attention_with_kv_cache", "output",
      "query_start_loc seq_lens block_table "
      "scheduler_metadata"},
-    {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",
-     "conv_states"},
     {"_C::shm_allreduce"},
     {"_C::shm_all_gather", "output"},
     {"cpu_backend::linear"},
@@ -38,8 +36,6 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::linear_heads", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
-    {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",
-     "conv_states"},
     {"cpu_backend::state_scan", "out", "query_start_loc slots has_initial_state", "", "states"},
     {"cpu_backend::gated_delta_rule", "out", "slots resumes query_start_loc", "", "states"},
     // torch's, on this project's kernel (torch_ops/elementwise.cpp)

@@ -58,7 +58,8 @@ class Spec:
     part: which of the model's modules answers with logits; if empty, the model itself.
     reference: what the config of ``transformers`` has to say to mean what the host does; a name
     with dots is of the model's parts.
-    whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time.
+    whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time;
+    uncached: the host keeps no prefixes of such a model.
     auto: the class that makes the model, of ``transformers`` or ``heads``; if empty, it has the
     host's name.
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
@@ -78,6 +79,7 @@ class Spec:
     part: str = ""
     auto: str = "AutoModelForCausalLM"
     whole_prompts: bool = False
+    uncached: bool = False
     published: tuple[tuple[str, str], ...] = ()
     transposed: str = ""
     needs: tuple[str, ...] = ()

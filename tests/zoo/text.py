@@ -79,9 +79,9 @@ def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Ou
         name: {p: found[0] for p, found in zip(prompts(), by_round[asked:], strict=False)}
         for name, by_round in answers.items()
     }
-    faults = judge.differences(sent, greedy, cached=not spec.whole_prompts)
+    faults = judge.differences(sent, greedy, cached=not (spec.whole_prompts or spec.uncached))
     faults += _token_faults(model, greedy["eager"])
-    compared = WHOLE if spec.whole_prompts else COMPARED
+    compared = WHOLE if spec.whole_prompts else COMPARED[:-1] if spec.uncached else COMPARED
     for name in ("eager", "recorded"):
         error = judge.worst_error(model, scored[name])
         if not error < judge.TIE:

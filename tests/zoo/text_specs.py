@@ -29,8 +29,9 @@ COHERE_WINDOW: dict[str, Any] = {
     "reference": {"sliding_window": WINDOW + 1},
     "note": "compared with windows one token longer, which the host has on purpose",
 }
-# Mamba-2 layers with groups of heads and a state that fills no vector, in chunks shorter than the
-# prompts; config classes differ in how they call these.
+# Mamba-2 layers with a state that fills no vector, in chunks shorter than the prompts.  There is
+# one group of heads where transformers takes the norm of all groups at once, unlike the models'
+# authors and the host.
 MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 6,
     "mamba_d_head": 64,
@@ -65,6 +66,7 @@ YARN = {
         "mscale_all_dim": 1.0,
     }
 }
+LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
 RECURRENT, SPARSE = "recurrent state", "sparse attention"
@@ -167,7 +169,7 @@ SPECS = (
         selected=True,
     ),
     Spec("FalconH1ForCausalLM", "Falcon-H1", "falcon_h1", {**MAMBA2, "mamba_d_ssm": 384}),
-    Spec("FalconMambaForCausalLM", "Falcon Mamba", "falcon_mamba"),
+    Spec("FalconMambaForCausalLM", "Falcon Mamba", "falcon_mamba", uncached=True),
     Spec("FlexOlmoForCausalLM", "FlexOlmo", "flex_olmo"),
     Spec("GemmaForCausalLM", "Gemma 1", "gemma", TIED),
     Spec(
@@ -238,6 +240,7 @@ SPECS = (
         {
             **GRANITE,
             **MAMBA2,
+            "mamba_n_groups": 1,
             "intermediate_size": 96,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
@@ -296,13 +299,13 @@ SPECS = (
         "Lfm2ForCausalLM",
         "LFM2",
         "lfm2",
-        {**TIED, "layer_types": ["conv", "full_attention", "conv"]},
+        {**TIED, **LFM2, "conv_dim": 192, "block_dim": 192},
     ),
     Spec(
         "Lfm2MoeForCausalLM",
         "LFM2 MoE",
         "lfm2_moe",
-        {**TIED, "layer_types": ["conv", "full_attention", "conv"]},
+        {**TIED, **LFM2},
     ),
     Spec(
         "LlamaForCausalLM",
@@ -341,12 +344,13 @@ SPECS = (
         },
         published=((r".*\.experts\.2\d\..*", ""),),  # transformers writes some for identities
     ),
-    Spec("MambaForCausalLM", "Mamba", "mamba", selected=True),
+    Spec("MambaForCausalLM", "Mamba", "mamba", selected=True, uncached=True),
     Spec(
         "Mamba2ForCausalLM",
         "Mamba 2",
         "mamba2",
-        {"num_heads": 6, "head_dim": 64, "n_groups": 2, "state_size": 20, "chunk_size": 32},
+        {"num_heads": 6, "head_dim": 64, "n_groups": 1, "state_size": 20, "chunk_size": 32},
+        uncached=True,
     ),
     Spec("MellumForCausalLM", "Mellum", "mellum", FOUR),
     Spec(
