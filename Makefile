@@ -125,7 +125,7 @@ REPORT = $(PYTHON) -m tests.report
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test slow-test \
-	install-test lint
+	install-test ipex-test lint
 test: new-report kernel-test python-test  ## test every layer, in 25 minutes on two cores
 	@$(REPORT) show
 
@@ -149,7 +149,12 @@ op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$
 # The one of the lower instruction sets that most CPUs have.
 USUAL_TARGET = $(firstword $(filter avx2,$(LOWER_TARGETS)) $(LOWER_TARGETS))
 
-python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the quick Python tests (ARGS= for pytest)
+# A provider of linear layers (docs/providers.md), one release for each of torch.
+$(STAMPS)/zentorch: $(STAMPS)/vllm
+	$(call step,installing zentorch,$(PIP) install -q 'zentorch==$(basename $(TORCH_VERSION)).*')
+	@touch $@
+
+python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray $(STAMPS)/zentorch  ## run the quick Python tests (ARGS= for pytest)
 	@$(call python_tests,quick,not slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(USUAL_TARGET))
 
@@ -183,6 +188,10 @@ install-test: $(STAMPS)/plugin $(STAMPS)/test  ## install the package in other w
 	@$(REPORT) run "pip install -e" tests/try_installed.sh editable
 	@$(REPORT) run "sources of vLLM $(OTHER_VLLM)" \
 		$(BIN)/python -m tools.host_diff installed $(OTHER_VLLM) --names
+
+# Not part of test-all: another torch (1 GB), and all libraries built for it.
+ipex-test: $(STAMPS)/build $(STAMPS)/compiler  ## test Intel Extension for PyTorch as a provider
+	@$(REPORT) run "provider ipex" tests/try_ipex.sh $(PYTHON)
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
