@@ -22,6 +22,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# For tests/try_wheel.sh.
+export PYTHON TORCH_PIP_ARGS
 # cmake, ninja and the host's own tools come from the environment, not from the system.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -99,10 +101,15 @@ $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/venv
 	$(call step,installing requirements/wheel.txt,$(PIP) install -q -r $<)
 	@touch $@
 
-.PHONY: wheel
+.PHONY: wheel wheel-test
 wheel: $(STAMPS)/compiler $(STAMPS)/wheel  ## build one wheel for torch 2.13 and 2.14 into dist/
 	$(call step,building the wheel for torch $(WHEEL_TORCH),$(BIN)/python -m tools.wheel $(WHEEL_TORCH) --pip-args='$(TORCH_PIP_ARGS)')
 	@tail -n 1 $(STAMPS)/log
+
+# The second with a CUDA build of torch, if the index has no other: some 8 GB of disk.
+wheel-test: wheel  ## try the wheel beside each vLLM, in environments without a compiler
+	@tests/try_wheel.sh 2.13.0 0.32.0
+	@tests/try_wheel.sh 2.14.0 0.33.0
 
 # ---- running -----------------------------------------------------------------------------------
 
@@ -175,17 +182,12 @@ foreign-kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel t
 	@$(call kernel_tests,qemu-s390x,s390x-linux-gnu-g++ qemu-s390x-static)
 	@$(if $(filter x86_64,$(shell uname -m)),$(call kernel_tests,bochs-x86_64,bochs-headless))
 
-# Beside torch and nothing else of this folder; then wherever a command may be given, as a wheel and
-# with `pip install -e`; `pip install .` is what all other tests run on.
-install-test: $(STAMPS)/plugin $(STAMPS)/test  ## install the package in other ways and try it
-	@$(REPORT) run "wheel in a clean environment" bash -c '\
-		rm -rf build/wheel && $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel . && \
-		$(PYTHON) -m venv --clear build/env_clean && \
-		build/env_clean/bin/python -m pip install -q $(TORCH_PIP_ARGS) torch==$(TORCH_VERSION) && \
-		build/env_clean/bin/python -m pip install -q --no-deps build/wheel/*.whl && \
-		build/env_clean/bin/python -m cpu_backend.info'
-	@$(REPORT) run "wheel beside the host" tests/try_installed.sh wheel
-	@$(REPORT) run "pip install -e" tests/try_installed.sh editable
+# As a wheel without a compiler, in an environment of its own, and with `pip install -e`; `pip install .`
+# is what all other tests run on.  Of the torches only the one that the library is compiled for anyway.
+install-test: WHEEL_TORCH := $(TORCH_VERSION)
+install-test: $(STAMPS)/plugin $(STAMPS)/test wheel  ## install the package in other ways and try it
+	@$(REPORT) run "wheel in a clean environment" tests/try_wheel.sh $(TORCH_VERSION) $(VLLM_VERSION)
+	@$(REPORT) run "pip install -e" tests/try_editable.sh
 	@$(REPORT) run "sources of vLLM $(OTHER_VLLM)" \
 		$(BIN)/python -m tools.host_diff installed $(OTHER_VLLM) --names
 

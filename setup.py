@@ -72,7 +72,7 @@ def torch_of(python: str) -> Path | None:
 def find_torch() -> list[Path]:
     """The folders of torch to build against: those that are named, else the installed one."""
     if named := os.environ.get("TORCH_ROOT"):
-        return [Path(folder).resolve() for folder in named.split(os.pathsep)]
+        return [Path(folder).absolute() for folder in named.split(os.pathsep)]
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.origin:
         return [Path(spec.origin).parent]
@@ -116,9 +116,21 @@ def check_machine() -> None:
         )
 
 
-def explain_failure(build: Path) -> None:
+def run_cmake(*arguments: str) -> None:
+    """In the folder of the build, which is not the one of setuptools: that is a new one at every
+    `pip install -e`, and what was compiled for an earlier installation is not compiled again."""
+    folder = ROOT / "build" / "library"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cmake", *arguments], cwd=folder, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(error, file=sys.stderr)
+        explain_failure(ROOT)
+
+
+def explain_failure(sources: Path) -> None:
     """End a build whose compiler has just said why it failed, or could not."""
-    for folder in (build, Path(tempfile.gettempdir())):
+    for folder in (sources, Path(tempfile.gettempdir())):
         if (free := shutil.disk_usage(folder).free >> 20) < SPACE_MB:
             fail(f"the build failed, and only {free} MB are free in {folder}: it needs {SPACE_MB}.")
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
@@ -136,26 +148,24 @@ class CMakeBuild(build_ext):
         roots = find_torch()
         for root in roots:
             check_torch(root)
-        # Not build_temp, which is a new folder at every `pip install -e`: what has been compiled
-        # for the wheel or an earlier installation is not compiled again.
-        build = ROOT / "build" / "library"
-        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         settings = [
             f"-DTORCH_ROOT={';'.join(map(str, roots))}",
             # The one that an earlier build noted went with that build's environment.
             f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
         ]
-        try:
-            build.mkdir(parents=True, exist_ok=True)
-            for command in (
-                ["cmake", str(ROOT), "-G", "Ninja", *settings],
-                ["cmake", "--build", ".", "--target", "cpu_backend_ops"],
-                ["cmake", "--install", ".", "--prefix", str(target)],
-            ):
-                subprocess.run(command, cwd=build, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(error, file=sys.stderr)
-            explain_failure(build)
+        run_cmake(str(ROOT), "-G", "Ninja", *settings)
+        run_cmake("--build", ".", "--target", "cpu_backend_ops")
+        self.install(Path(self.get_ext_fullpath(ext.name)).resolve().parent)
+
+    def copy_extensions_to_source(self) -> None:
+        """`pip install -e`: beside the Python files there, all of them."""
+        self.install(ROOT / "src" / "cpu_backend")
+
+    def install(self, folder: Path) -> None:
+        """Put them into the folder, in place of all that an earlier build has left there."""
+        for old in folder.glob("_*.so"):
+            old.unlink()
+        run_cmake("--install", ".", "--prefix", str(folder))
 
 
 class PlatformWheel(bdist_wheel):
