@@ -48,7 +48,7 @@ class Conditions:
     read_only: bool = False
     shm: str = "64m"
     restricted: bool = False
-    open_files: int = 1 << 16
+    open_files: int = 4096
 
 
 AS_BUILT = Conditions("as built")

@@ -173,6 +173,16 @@ ONE_OF_EACH = {
         arguments=("--enable-auto-tool-choice", "--tool-call-parser", "foo"),
     ),
     "reasoning parser": Mistake("parser 'foo' not found", arguments=("--reasoning-parser", "foo")),
+    "chat template": Mistake(
+        "appears path-like, but doesn't exist", arguments=("--chat-template", "/no/such.jinja")
+    ),
+    "middleware": Mistake("No module named 'foo'", arguments=("--middleware", "foo.bar")),
+    "adapter": Mistake(
+        "No adapter found for /no", arguments=("--enable-lora", "--lora-modules", "foo=/no")
+    ),
+    "certificate": Mistake(
+        "No such file", arguments=("--ssl-keyfile", "/no", "--ssl-certfile", "/no")
+    ),
     "start method": Mistake(
         "VLLM_WORKER_MULTIPROC_METHOD=foo", environ=(("VLLM_WORKER_MULTIPROC_METHOD", "foo"),)
     ),

@@ -369,6 +369,7 @@ def test_library_that_could_do_better_is_named(
 def test_openmp_runtimes_are_found_in_the_map_of_memory() -> None:
     maps = """
 7f00-7f01 r-xp 00000000 fe:00 1  /opt/a b/torch/lib/libgomp.so.1
+7f01-7f02 rw-p 00000000 00:00 0
 7f02-7f03 r--p 00000000 fe:00 1  /opt/torch/lib/libgomp-24e2ab19.so.1.0.0
 7f04-7f05 r-xp 00000000 fe:00 1  /opt/torch/lib/libgomp-24e2ab19.so.1.0.0
 7f06-7f07 r-xp 00000000 fe:00 2  /usr/lib/libiomp5.so
@@ -396,7 +397,7 @@ FOLDERS = storage.Facts((PLACE,), replace(PLACE, path="/tmp"), replace(PLACE, pa
         ({"temporary": replace(PLACE, writable=False)}, Level.PROBLEM, "mount a tmpfs at /tmp"),
         ({"temporary": replace(PLACE, path="/t" * 40)}, Level.PROBLEM, "TMPDIR is 80 characters"),
         ({"shared": replace(PLACE, writable=False)}, Level.NOTE, "mount a tmpfs there"),
-        ({"shared": replace(PLACE, free=32 << 20)}, Level.NOTE, "--shm-size"),
+        ({"shared": replace(PLACE, free=31 << 20)}, Level.NOTE, "--shm-size"),
         ({"mistake": "This user has no home folder: set HOME."}, Level.PROBLEM, "set HOME"),
     ],
 )

@@ -123,6 +123,10 @@ def _empty(folder: Path) -> None:
         (_remove("config.json"), "has no config.json"),
         (_text("config.json", '{"a": '), "config.json' is no valid JSON"),
         (_text("config.json", "[]"), "config.json' is no JSON object"),
+        (_text("config.json", '{"hidden_size": 0}'), "says that hidden_size is 0"),
+        (_text("config.json", '{"dtype": "foo"}'), "says that dtype is 'foo', which torch does"),
+        (_text("config.json", '{"torch_dtype": "save"}'), "says that torch_dtype is 'save'"),
+        (_text("config.json", '{"quantization_config": []}'), "quantization_config that is no"),
         (_remove("model.safetensors"), "has no weights"),
         (_cut, "is cut short"),
         (_grow, "is too long"),
@@ -147,6 +151,19 @@ def _empty(folder: Path) -> None:
 def test_what_is_wrong_with_a_folder_is_named(model: Path, change: Change, words: str) -> None:
     change(model)
     assert words in said(lambda: preflight.look(arguments(model), environment_variables))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"hidden_size": 64, "dtype": "bfloat16", "quantization_config": None},
+        {"torch_dtype": "torch.float16", "quantization_config": {"quant_method": "awq"}},
+        {"dtype": "auto"},
+    ],
+)
+def test_usual_configurations_pass(model: Path, config: dict[str, Any]) -> None:
+    (model / "config.json").write_text(json.dumps(config))
+    preflight.look(arguments(model), environment_variables)
 
 
 def test_tokenizers_that_are_missing_are_named(model: Path) -> None:

@@ -94,7 +94,7 @@ def test_ctrl_c_ends_the_command_with_one_line_and_no_program_of_a_user(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
     assert done.returncode == -signal.SIGINT
     assert ("Traceback" in done.stderr) != is_told
-    assert (done.stderr == "cpu_backend: stopped by Ctrl-C.\n") == is_told
+    assert (done.stderr == "cpu_backend: stopped by Ctrl-C or SIGTERM.\n") == is_told
 
 
 @pytest.mark.parametrize("traceback", ["", "1"])

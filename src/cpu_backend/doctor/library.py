@@ -22,7 +22,7 @@ NEXT = {
     "avx512_vnni": "BF16 (Zen 4, Sapphire Rapids) would speed up prompts in bf16",
     "avx512_bf16": "AMX (Sapphire Rapids) would multiply bf16 in tiles",
 }
-RUNTIME = re.compile(r" (/.*/lib(?:gomp|iomp5|omp)\b[^/]*\.so[^/]*)$", re.MULTILINE)
+RUNTIME = re.compile(r" (/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cpu_backend.serving.preflight import LONGEST_PLACE
 GIB = 1 << 30
 ENOUGH = GIB  # in a folder for what is made or downloaded
 SHARED = Path("/dev/shm")
-SHARED_ENOUGH = 64 << 20  # the least that container engines give
+SHARED_ENOUGH = 32 << 20  # half of what container engines give
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ CLI_ARGS = (
 @patch(CLI_ARGS, "validate_parsed_serve_args(args)")
 def validate(original: Any) -> Any:
     """In a sentence."""
-    return sentences.told(*sentences.ARGUMENTS)(original)
+    from vllm.exceptions import VLLMValidationError
+
+    return sentences.told(*sentences.ARGUMENTS, VLLMValidationError)(original)
 
 
 def parse(command_line: list[str]) -> Any:

@@ -26,6 +26,7 @@ Check = Callable[[Any], "str | None"]
 AGAIN = "download it again, or choose another model."
 HEADER_BYTES = 100_000_000  # the longest header that safetensors reads
 TOKENIZERS = ("tokenizer*", "vocab*", "tekken.json", "merges.txt", "*.model", "*.tiktoken", "*.spm")
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 # A socket's name has at most 107 bytes, of which the host takes a slash and 36.
 LONGEST_PLACE = 107 - 37
@@ -124,10 +125,31 @@ def configuration(arguments: Any) -> str | None:
         return None
     config = model / "config.json"
     if config.exists():
-        return _not_an_object(config)
+        return _not_an_object(config) or _impossible(config)
     if (model / "params.json").exists() or (model / "adapter_config.json").exists():
         return None
     return f"The model folder '{model}' has no config.json: {AGAIN}"
+
+
+def _impossible(config: Path) -> str | None:
+    """What no model can have, and what the host or its libraries would fail on."""
+    import torch
+
+    values = json.loads(config.read_bytes())
+    for name in SIZES:
+        if isinstance(size := values.get(name), int) and size < 1:
+            return f"'{config}' says that {name} is {size}: {AGAIN}"
+    for name in ("dtype", "torch_dtype"):
+        dtype = values.get(name)
+        if isinstance(dtype, str) and dtype != "auto":
+            known = getattr(torch, dtype.removeprefix("torch."), None)
+            if not isinstance(known, torch.dtype):
+                return (
+                    f"'{config}' says that {name} is '{dtype}', which torch does not have: {AGAIN}"
+                )
+    if not isinstance(values.get("quantization_config"), dict | None):
+        return f"'{config}' has a quantization_config that is no JSON object: {AGAIN}"
+    return None
 
 
 def tokenizer(arguments: Any) -> str | None:

@@ -117,7 +117,8 @@ def print_without_traceback() -> None:
         elif isinstance(error, SPOKEN):
             print(f"cpu_backend: {error}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt) and _is_of_the_command(trace):
-            print("cpu_backend: stopped by Ctrl-C.", file=sys.stderr)
+            # The host raises the same for SIGTERM; once it serves, neither comes here.
+            print("cpu_backend: stopped by Ctrl-C or SIGTERM.", file=sys.stderr)
         else:
             previous(kind, error, trace)
 
