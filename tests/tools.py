@@ -113,6 +113,12 @@ TOOLS = {
         lambda: importlib.util.find_spec("intel_extension_for_pytorch") is not None,
         installable=False,  # no torch of a host that is served here
     ),
+    "arctic-inference": Tool(
+        "drafts from suffixes",
+        "pip install --no-deps --no-build-isolation arctic-inference",
+        lambda: importlib.util.find_spec("arctic_inference") is not None,
+        installable=False,
+    ),
     "bochs-headless": Tool(
         "AVX-512 and AMX kernels on emulated CPUs",
         ".ci/install_bochs",

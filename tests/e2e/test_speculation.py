@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e import drafts
+from tests.e2e.even_heads import write_even_heads
 from tests.features.offline import Offline
 
 NEW_TOKENS = 12
@@ -114,13 +115,19 @@ def restart(engine: Offline, target: str, speculative: dict[str, Any], **options
     engine.start(target, speculative_config=speculative, **OPTIONS | options)
 
 
-@pytest.mark.parametrize("kind", ["itself", "half of it", "eagle", "eagle3", "ngram"])
+SUFFIX = pytest.param("suffix", marks=pytest.mark.needs("arctic-inference"))
+
+
+@pytest.mark.parametrize("kind", ["half of it", "eagle3", "itself", "eagle", "ngram", SUFFIX])
 def test_greedy_tokens_are_those_without_it(
     kind: str, engine: Offline, target: str, expected: list[list[int]], folder: Path
 ) -> None:
     source = Path(target)
+    speculative: dict[str, Any]
     if kind == "ngram":
-        speculative: dict[str, Any] = NGRAM
+        speculative = NGRAM
+    elif kind == "suffix":
+        speculative = {"method": "suffix"}
     elif kind == "itself":
         speculative = {"method": "draft_model", "model": target}
     elif kind == "half of it":
@@ -137,7 +144,7 @@ def test_greedy_tokens_are_those_without_it(
     answers = ask(engine, 49000)
     for tokens in answers.tokens:
         assert tokens == expected
-    assert answers.drafted > 40
+    assert answers.drafted > (5 if kind == "suffix" else 40)
     share = answers.accepted / answers.drafted
     # A draft model that is the target is always right, or it has read the wrong tokens.
     least, most = {"ngram": (0.5, 1), "itself": (0.97, 1), "half of it": (0.05, 0.95)}.get(
@@ -156,3 +163,14 @@ def test_a_head_of_the_models_own(engine: Offline, folder: Path) -> None:
     for tokens in answers.tokens:
         assert tokens == expected
     assert answers.drafted > 40
+
+
+def test_two_ranks(
+    engine: Offline, model_path: str, expected: list[list[int]], folder: Path
+) -> None:
+    write_even_heads(Path(model_path), folder / "even", LAYERS)
+    restart(engine, str(folder / "even"), NGRAM, tensor_parallel_size=2)
+    answers = ask(engine, 49000)
+    for tokens in answers.tokens:
+        assert tokens == expected
+    assert answers.accepted > 20

@@ -103,8 +103,9 @@ def test_random(
 def test_recovered(integer: torch.dtype, certain: bool, size: int, seeded: torch.Generator) -> None:
     target, draft = (_probabilities(seeded, TOKENS, size) for _ in range(2))
     draft[2] = target[2]  # nothing is left: any token of the vocabulary, by the host the first
-    drafts = _ids(seeded, TOKENS, most=size)
     noise = 1 / torch.empty(len(COUNTS), size).exponential_(generator=seeded)
+    request_of = torch.arange(len(COUNTS)).repeat_interleave(torch.tensor(COUNTS))
+    drafts = (target * noise[request_of]).argmax(-1)  # what must not be recovered
     output = torch.full((TOKENS,), -1, dtype=integer)
     given = None if certain else draft
     C.sample_recovered_tokens_kernel_impl(

@@ -76,6 +76,14 @@ KERNELS = (
         "total_input_tokens, BLOCK_SIZE, HAS_NUM_REJECTED)",
     ),
 )
+rely_on(
+    "vllm.config.speculative",
+    "SpeculativeConfig.uses_draft_kv_cache(self)",
+    "SpeculativeConfig.uses_dynamic_speculative_decoding(self)",
+    "SpeculativeConfig.rejection_sample_method",
+    "SpeculativeConfig.parallel_drafting",
+    "SpeculativeConfig.use_heterogeneous_vocab",
+)
 
 
 @functools.cache  # the host looks through every module, and does so again for every engine

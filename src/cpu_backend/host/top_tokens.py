@@ -1,7 +1,8 @@
 """Top-k and top-p on this project's op, wherever the host's own sampler filters.
 
-What: ``apply_top_k_top_p`` is ops.keep_top.
-Why: the host's path for CPUs sorts every row of logits.
+What: ``apply_top_k_top_p`` is ops.keep_top, also where the host verifies drafts.
+Why: the host's path for CPUs sorts every row of logits, and fails where there is none: in steps
+    without a draft.
 Since: 0.32
 Until: a hook of the platform.
 """
@@ -13,6 +14,7 @@ from typing import Any
 from cpu_backend.host.seam import When, patch
 
 
+@patch("vllm.v1.sample.rejection_sampler", "apply_top_k_top_p", when=When.COMPUTING)
 @patch(
     "vllm.v1.sample.ops.topk_topp_sampler",
     "apply_top_k_top_p(logits, k, p, ...)",

@@ -116,7 +116,10 @@ def _only_runs_packed(layer: VocabParallelEmbedding) -> bool:
         layer.tp_size == 1
         and config is not None
         and config.lora_config is None
-        and config.speculative_config is None
+        and (
+            config.speculative_config is None
+            or not config.speculative_config.uses_draft_kv_cache()  # drafts without a model
+        )
     )
 
 
