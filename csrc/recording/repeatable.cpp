@@ -28,8 +28,6 @@ constexpr Repeatable kOwn[] = {
     {"_C::cpu_attention_with_kv_cache", "output",
      "query_start_loc seq_lens block_table "
      "scheduler_metadata"},
-    {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",
-     "conv_states"},
     {"_C::shm_allreduce"},
     {"_C::shm_all_gather", "output"},
     {"cpu_backend::linear"},

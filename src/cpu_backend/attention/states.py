@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
@@ -19,6 +20,8 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
+
+from cpu_backend.errors import ConfigError
 
 
 class CpuBackendStates(AttentionBackend):
@@ -69,8 +72,19 @@ class StateMetadata:
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
     """Looks up each request's slot once for all layers of a group."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # abstract in the host
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        kv_cache_spec: MambaSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if vllm_config.speculative_config is not None:
+            raise ConfigError(
+                "speculative decoding is not supported for models with recurrent states, which "
+                "would have to be taken back with a refused token: leave --speculative-config out."
+            )
 
     def build(
         self,

@@ -54,7 +54,7 @@ def forward(original: Any) -> Any:
         gates, _ = self.in_proj_ba(hidden_states)
         if self.gqa_interleaved_layout:
             query, key, value, z, b, a = self.fix_query_key_value_ordering(mixed, gates)
-            mixed = torch.cat([part.flatten(1) for part in (query, key, value)], dim=1)
+            mixed = torch.cat([part.reshape(len(part), -1) for part in (query, key, value)], dim=1)
         else:
             channels = (2 * self.key_dim + self.value_dim) // self.tp_size
             mixed, z = mixed[:, :channels], mixed[:, channels:].unflatten(1, (-1, self.head_v_dim))
