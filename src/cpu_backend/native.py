@@ -70,8 +70,8 @@ def ops_library(torch_version: str) -> Path:
 
 def other_versions() -> list[str]:
     """One sentence if Python finds several versions of this package, of which it takes one."""
-    found = metadata.distributions(name="vllm-cpu-backend")
-    versions = sorted({each.version for each in found} - {__version__})
+    found = {each.version for each in metadata.distributions(name="vllm-cpu-backend")}
+    versions = sorted(found - {__version__, None})  # None: what removing one has left behind
     if not versions:
         return []
     return [
