@@ -73,6 +73,7 @@ def banner(library: native.Library, dtype: str) -> list[str]:
         f"instruction set {library.target} of {', '.join(library.runnable)} runnable here",
         f"dtype {dtype.removeprefix('torch.')}; {_products(library)}; "
         f"attention: paged {library.target}; no compiler at run time",
+        *native.other_versions(),
     ]
 
 
@@ -103,6 +104,7 @@ def collect() -> dict[str, Any]:
     decision = activation.decide()
     report: dict[str, Any] = {
         "version": cpu_backend.__version__,
+        "other_versions": " ".join(native.other_versions()) or "none",
         "python": platform.python_version(),
         "cpu": cpu_model(),
         "active": decision.active,

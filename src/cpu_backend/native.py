@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from cpu_backend import __version__
@@ -65,6 +66,18 @@ def ops_library(torch_version: str) -> Path:
             "sources of cpu_backend."
         )
     return FOLDER / f"_ops_{minor.replace('.', '_')}.so"
+
+
+def other_versions() -> list[str]:
+    """One sentence if Python finds several versions of this package, of which it takes one."""
+    found = {each.version for each in metadata.distributions(name="vllm-cpu-backend")}
+    versions = sorted(found - {__version__, None})  # None: what removing one has left behind
+    if not versions:
+        return []
+    return [
+        f"version {__version__} in {FOLDER} is used, and {' and '.join(versions)} is installed as "
+        "well: run `pip uninstall vllm-cpu-backend` until none is left, and install one again."
+    ]
 
 
 def load_failure(error: OSError) -> ConfigError:

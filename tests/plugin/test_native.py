@@ -65,6 +65,20 @@ def test_library_of_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch)
         load()
 
 
+def test_two_versions_at_once_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for version in (cpu_backend.__version__, "0.0.9"):
+        record = tmp_path / f"vllm_cpu_backend-{version}.dist-info"
+        record.mkdir()
+        assert native.other_versions() == []
+        (record / "METADATA").write_text(f"Name: vllm-cpu-backend\nVersion: {version}\n")
+    [said] = native.other_versions()
+    assert said.startswith(
+        f"version {cpu_backend.__version__} in {native.FOLDER} is used, and 0.0.9"
+    )
+    assert "pip uninstall" in said
+
+
 IN_THIS_FOLDER = """
 import pathlib, sys
 from cpu_backend import errors, native, ops
