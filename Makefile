@@ -207,7 +207,7 @@ lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 
 .PHONY: image image-test
 image: $(STAMPS)/venv  ## build the image of Dockerfile.cpu with buildah (ARGS= for buildah bud)
-	@$(REPORT) run --needs buildah "image" $(BIN)/python -m tools.image build --options '$(ARGS)'
+	@$(REPORT) run --needs buildah "image" $(BIN)/python -m tools.image build --options='$(ARGS)'
 
 image-test: $(STAMPS)/plugin $(STAMPS)/test  ## ask a server in the image a question, under several limits
 	@$(REPORT) run --needs buildah --needs root --needs unshare "server in the image" bash -c \

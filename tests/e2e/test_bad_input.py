@@ -177,9 +177,6 @@ ONE_OF_EACH = {
         "appears path-like, but doesn't exist", arguments=("--chat-template", "/no/such.jinja")
     ),
     "middleware": Mistake("No module named 'foo'", arguments=("--middleware", "foo.bar")),
-    "adapter": Mistake(
-        "No adapter found for /no", arguments=("--enable-lora", "--lora-modules", "foo=/no")
-    ),
     "certificate": Mistake(
         "No such file", arguments=("--ssl-keyfile", "/no", "--ssl-certfile", "/no")
     ),
