@@ -8,7 +8,7 @@ from cpu_backend import architectures
 from cpu_backend.errors import ConfigError
 
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
-# Drafts of these come from a model of their own, or from a head on the target's.
+# Heads that the host runs by code of their own, which nobody has tried here.
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")
 
 
