@@ -153,7 +153,7 @@ class CpuBackendPlatform(CpuPlatform):
 
 
 def _refuse_missing_features(config: VllmConfig) -> None:
-    speculation.check(config.speculative_config)
+    speculation.check(config)
     if config.profiler_config.profiler not in (None, "torch"):
         raise ConfigError(
             f"the {config.profiler_config.profiler} profiler needs a GPU: "

@@ -8,17 +8,27 @@ from cpu_backend import architectures
 from cpu_backend.errors import ConfigError
 
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
-# Drafts of these come from a model of their own, or from a head on the target's.
+# Heads that the host runs by code of their own, which nobody has tried here.
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")
 
 
-def check(speculation: Any) -> None:
+def check(config: Any) -> None:
     """Refuse what does not run, before anything is loaded.
 
-    speculation: the host's SpeculativeConfig, or None.  Raises ConfigError.
+    config: the host's VllmConfig.  Raises ConfigError.
     """
+    speculation = config.speculative_config
     if speculation is None:
         return
+    beside = {
+        "--enable-lora": config.lora_config is not None,
+        "--pipeline-parallel-size": config.parallel_config.pipeline_parallel_size > 1,
+    }
+    for option in (option for option, given in beside.items() if given):
+        raise ConfigError(
+            f"{option} beside --speculative-config is not supported on the CPU yet: "
+            "leave one of them out."
+        )
     if speculation.method not in METHODS:
         raise ConfigError(
             f"drafts by {speculation.method} are not supported on the CPU: choose the method "

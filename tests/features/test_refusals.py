@@ -46,6 +46,15 @@ def test_options_of_speculation(model_path: str, option: dict[str, Any]) -> None
         _configure(model_path, speculative_config=NGRAM | option)
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("--enable-lora", {"enable_lora": True}), ("--pipe", {"pipeline_parallel_size": 2})],
+)
+def test_what_speculation_is_not_beside(model_path: str, name: str, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}.* beside --speculative-config .* leave one"):
+        _configure(model_path, speculative_config=NGRAM, **option)
+
+
 def test_profilers_of_a_gpu(model_path: str) -> None:
     with pytest.raises(ConfigError, match=r"cuda profiler needs a GPU: choose .* torch"):
         _configure(model_path, profiler_config={"profiler": "cuda"})
