@@ -184,6 +184,28 @@ def apply_penalties(
     )
 
 
+def gated_delta_rule(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    gates: tuple[torch.Tensor, torch.Tensor],
+    weights: tuple[torch.Tensor, torch.Tensor],
+    states: torch.Tensor,
+    sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """The gated delta rule over the sequences of a step, into out [tokens, heads, value_dim].
+
+    query, key [tokens, key_heads, key_dim]; gates: a and b [tokens, heads]; weights: a_log and
+    dt_bias [heads]; states [slots, heads, key_dim, value_dim]; sequences: the first token of each
+    and the end [sequences + 1], their slots, and whether those hold a state from before.
+    """
+    starts, slots, resumes = sequences
+    torch.ops.cpu_backend.gated_delta_rule.default(
+        out, query, key, value, *gates, *weights, states, slots, resumes, starts
+    )
+
+
 class _ReadsOutsideOfTorch(TorchFunctionMode):
     """Tells of methods that hand a tensor's memory to Python, which no dispatcher sees."""
 
