@@ -35,6 +35,8 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::linear_act_and_mul", "out"},
     {"cpu_backend::packed_rows"},
     {"cpu_backend::experts", "out"},
+    {"_C::causal_conv1d_fwd_cpu", "", "query_start_loc cache_indices has_initial_state", "",
+     "conv_states"},
     {"cpu_backend::state_scan", "out", "query_start_loc slots has_initial_state", "", "states"},
     {"cpu_backend::gated_delta_rule", "out", "slots resumes query_start_loc", "", "states"},
     // torch's, on this project's kernel (torch_ops/elementwise.cpp)

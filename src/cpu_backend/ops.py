@@ -206,6 +206,32 @@ def gated_delta_rule(
     )
 
 
+def state_scan(
+    out: torch.Tensor,
+    states: torch.Tensor,
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor | None,
+    gate: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    query_start_loc: torch.Tensor,
+    slots: torch.Tensor,
+    resumes: torch.Tensor,
+) -> None:
+    """The state-space recurrence of a step's sequences into ``out``; see
+    ``csrc/kernels/state_scan.h`` for the shapes.
+
+    query_start_loc [sequences + 1] int32, slots [sequences] int32: where ``states`` has their
+    states; resumes [sequences] bool: whether these count.
+    """
+    torch.ops.cpu_backend.state_scan(
+        out, states, x, dt, a, b, c, d, gate, dt_bias, True, query_start_loc, slots, resumes
+    )
+
+
 class _ReadsOutsideOfTorch(TorchFunctionMode):
     """Tells of methods that hand a tensor's memory to Python, which no dispatcher sees."""
 

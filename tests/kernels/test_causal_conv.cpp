@@ -71,6 +71,7 @@ void check_case(const KernelTable& table, const Case& c, Random& random) {
   for (int64_t channel = 0; channel < c.channels; ++channel) {
     for (int s = 0; s < 4; ++s) {
       std::vector<float> inputs;
+      inputs.reserve(static_cast<size_t>(c.taps));
       for (int j = 0; j < history; ++j)
         inputs.push_back(kContinued[s] ? held(before, kSlots[s], channel, j) : 0.0f);
       for (int32_t t = kStarts[s]; t < kStarts[s + 1]; ++t) {

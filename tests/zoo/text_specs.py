@@ -39,6 +39,9 @@ MAMBA2: dict[str, Any] = {
     "mamba_d_state": 20,
     "mamba_chunk_size": 32,
 }
+# Time steps of any size: transformers makes those of prompts no smaller than a
+# limit, but not those of single tokens; neither the models' authors nor the host do.
+NO_LIMIT = (0.0, float("inf"))
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
@@ -330,9 +333,11 @@ SPECS = (
             "n_groups": 2,
             "ssm_state_size": 20,
             "chunk_size": 32,
-            "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
-            "moe_shared_expert_intermediate_size": 80,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            "sliding_window": None,  # as published; transformers ignores it
         },
+        reference={f"model.layers.{i}.mixer.time_step_limit": NO_LIMIT for i in (0, 3)},
+        note="without mixtures of experts, whose activation the host has for GPUs only",
     ),
     Spec(
         "OPTForCausalLM", "OPT", "opt", {"ffn_dim": 352, "word_embed_proj_dim": 192}, selected=True
@@ -398,11 +403,17 @@ SPECS = (
         {
             **TIED,
             **FOUR,
+            "head_dim": 64,
+            "num_key_value_heads": 6,
             "n_mamba_heads": 6,
             "mamba_ngroups": 2,
             "mamba_d_state": 20,
             "chunk_size": 32,
             "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        },
+        reference={
+            f"model.layers.{layer}.time_step_limit": NO_LIMIT
+            for layer in ("0.mamba", "1.mamba_decoder.mamba", "2.mamba", "3.mamba_decoder.mamba")
         },
     ),
 )

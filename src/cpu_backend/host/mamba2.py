@@ -1,14 +1,16 @@
 """Mamba-2 layers (Granite 4, Falcon-H1, Nemotron-H, Zamba 2) run on this backend's ops.
 
-What: ``MambaMixer2.conv_ssm_forward``, with layers/state_space.py.
+What: ``MambaMixer2.conv_ssm_forward``, with layers/state_space.py, and ``get_kv_cache_spec``.
 Why: the host computes prompts and single tokens by different functions, which round differently,
-    and prompts one request after the other in Python.
+    and prompts one request after the other in Python.  For its prefix cache its layers put a state
+    aside in the middle of a step, where this backend's have steps end there.
 Since: 0.32
 Until: never: metadata and ops are this backend's own.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -56,3 +58,20 @@ def convolve_and_scan(original: Any) -> Any:
         )
 
     return conv_ssm_forward
+
+
+@patch(
+    "vllm.model_executor.layers.mamba.mamba_mixer2",
+    "MambaMixer2.get_kv_cache_spec(self, vllm_config)",
+    when=When.COMPUTING,
+)
+def without_states_aside(original: Any) -> Any:
+    """As of other layers with states."""
+
+    def get_kv_cache_spec(self: Any, vllm_config: Any) -> Any:
+        spec = original(self, vllm_config)
+        if not getattr(spec, "num_prefill_checkpoint_blocks", 0):
+            return spec
+        return replace(spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None)
+
+    return get_kv_cache_spec

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from cpu_backend import ops
+
 
 def convolve(
     x: torch.Tensor,
@@ -67,7 +69,7 @@ def scan(
     out, x, gate [tokens, heads, channels]; dt the same or [tokens, heads]; b, c [tokens, groups,
     states]; states [slots, heads, channels, states] are changed in the slots of step.
     """
-    torch.ops.cpu_backend.state_scan.default(
+    ops.state_scan(
         out,
         states,
         x,
@@ -78,7 +80,6 @@ def scan(
         recurrence.d,
         gate,
         recurrence.dt_bias,
-        True,
         step.query_start_loc,
         step.slots,
         step.resumes,
