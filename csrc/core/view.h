@@ -232,8 +232,7 @@ struct DeltaGateArgs {
   int64_t heads;
 };
 
-constexpr int64_t kDeltaColumns = 64;   // channels of values in one item of the gated delta rule
-constexpr int64_t kDeltaMaxKeys = 512;  // channels of keys, at most
+constexpr int64_t kDeltaColumns = 64;  // channels of values in one item of the gated delta rule
 
 // The gated delta rule over the sequences of a step; see kernels/delta_rule.h.
 struct DeltaRuleArgs {

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from cpu_backend import native, products
 from cpu_backend.errors import ConfigError
+from cpu_backend.step_recording import StepRecording as StepRecording
 
 
 @functools.cache
@@ -160,6 +159,28 @@ def look_up_drafts(
     return [[token for token in row if token >= 0] for row in found.tolist()]
 
 
+def gated_delta_rule(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    gates: tuple[torch.Tensor, torch.Tensor],
+    weights: tuple[torch.Tensor, torch.Tensor],
+    states: torch.Tensor,
+    sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """The gated delta rule over the sequences of a step, into out [tokens, heads, value_dim].
+
+    query, key [tokens, key_heads, key_dim]; gates: a and b [tokens, heads]; weights: a_log and
+    dt_bias [heads]; states [slots, heads, key_dim, value_dim]; sequences: the first token of each
+    and the end [sequences + 1], their slots, and whether those hold a state from before.
+    """
+    starts, slots, resumes = sequences
+    torch.ops.cpu_backend.gated_delta_rule.default(
+        out, query, key, value, *gates, *weights, states, slots, resumes, starts
+    )
+
+
 def state_scan(
     out: torch.Tensor,
     states: torch.Tensor,
@@ -184,72 +205,6 @@ def state_scan(
     torch.ops.cpu_backend.state_scan(
         out, states, x, dt, a, b, c, d, gate, dt_bias, True, query_start_loc, slots, resumes
     )
-
-
-class _ReadsOutsideOfTorch(TorchFunctionMode):
-    """Tells of methods that hand a tensor's memory to Python, which no dispatcher sees."""
-
-    METHODS = ("numpy", "tolist", "__array__", "untyped_storage", "__dlpack__")
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in self.METHODS:
-            self._tell(f"Tensor.{func.__name__} reads a value back")
-        return func(*args, **(kwargs or {}))
-
-
-class StepRecording:
-    """What ran between entering and leaving this context, ready to run again.
-
-    step_data: the tensors that a later step replaces by its own; model_memory: those that outlive
-    the recording and stay where they are; states: those of them that a step changes and reads
-    beforehand, which whoever runs it twice puts back; see ``csrc/recording/step_recording.h``.  Set
-    ``output`` before leaving.
-    """
-
-    def __init__(
-        self,
-        step_data: list[torch.Tensor],
-        model_memory: list[torch.Tensor] | None = None,
-        states: list[torch.Tensor] | None = None,
-    ) -> None:
-        self._native = torch.classes.cpu_backend.StepRecording(
-            step_data, model_memory or [], states or []
-        )
-        self._reads = _ReadsOutsideOfTorch(self.refuse)
-        self.output = torch.empty(0)
-
-    def __enter__(self) -> StepRecording:
-        self._native.open()
-        self._reads.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._reads.__exit__(*exception)
-        self._native.close(self.output)
-
-    def refuse(self, reason: str) -> None:
-        """Make it unusable; the first reason is kept."""
-        self._native.fail(reason)
-
-    def fill_with_garbage(self) -> None:
-        """Overwrite all memory that the recording computes in."""
-        self._native.fill_with_garbage()
-
-    @property
-    def error(self) -> str:
-        """Why it cannot be replayed, or nothing."""
-        return str(self._native.error())
-
-    def replay(self, step_data: list[torch.Tensor]) -> torch.Tensor:
-        """Run again over this step's data; gives the recorded output, overwritten."""
-        result: torch.Tensor = self._native.replay(step_data)
-        return result
 
 
 def read_bytes(data: torch.Tensor) -> int:

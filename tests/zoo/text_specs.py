@@ -66,6 +66,9 @@ YARN = {
         "mscale_all_dim": 1.0,
     }
 }
+# Time steps of any size: transformers makes those of prompts no smaller than a
+# limit, but not those of single tokens; neither the models' authors nor the host do.
+NO_LIMIT = (0.0, float("inf"))
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 # The host cannot import the class without torchvision.
 VISION = "failed to be inspected"
@@ -402,7 +405,9 @@ SPECS = (
             "ssm_state_size": 20,
             "chunk_size": 32,
             "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            "sliding_window": None,  # as published; transformers ignores it
         },
+        reference={f"model.layers.{i}.mixer.time_step_limit": NO_LIMIT for i in (0, 3)},
         note="without mixtures of experts, whose activation the host has for GPUs only",
     ),
     Spec(
@@ -476,6 +481,10 @@ SPECS = (
             "mamba_d_state": 20,
             "chunk_size": 32,
             "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        },
+        reference={
+            f"model.layers.{layer}.time_step_limit": NO_LIMIT
+            for layer in ("0.mamba", "1.mamba_decoder.mamba", "2.mamba", "3.mamba_decoder.mamba")
         },
     ),
 )

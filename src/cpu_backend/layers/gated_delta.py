@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from cpu_backend import ops
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -71,18 +73,14 @@ def attend(
     ).t()
     query, key, value = heads.split(mixed)
     out = torch.empty(value.shape, dtype=value.dtype)
-    torch.ops.cpu_backend.gated_delta_rule.default(
+    ops.gated_delta_rule(
         out,
         query,
         key,
         value,
-        a,
-        b,
-        weights.a_log,
-        weights.dt_bias,
+        (a, b),
+        (weights.a_log, weights.dt_bias),
         states,
-        step.slots,
-        step.resumes,
-        step.query_start_loc,
+        (step.query_start_loc, step.slots, step.resumes),
     )
     return out
