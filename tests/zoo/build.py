@@ -63,7 +63,8 @@ class Spec:
     host's name.
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
     them into those of published checkpoints, or into nothing, which have the matrices whose names
-    ``transposed`` matches in the other order.  needs: of tests/tools.py, without which neither side can run it.
+    ``transposed`` matches in the other order.  needs: of tests/tools.py, without which neither side
+    can run it.
     """
 
     name: str
