@@ -73,6 +73,7 @@ keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
 linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
+linear_heads(Tensor! out, Tensor x, int[] handles) -> ()
 multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
 pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \
