@@ -180,7 +180,7 @@ def test_writing_refuses_what_does_not_fit(case: Case) -> None:
     with pytest.raises(ValueError, match="the cache holds 2 KV heads, key has 1"):
         write(key[:, :1], key[:, :1], pages, [0])
     keys, values = halves(pages)
-    with pytest.raises(ValueError, match="value half of a cache page must follow its key half"):
+    with pytest.raises(ValueError, match="values of a cache page must follow its keys"):
         getattr(torch.ops._C, WRITE)(key, key, values, keys, torch.zeros(1).long(), "")
 
 

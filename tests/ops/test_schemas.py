@@ -144,6 +144,7 @@ keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
 linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
+linear_heads(Tensor! out, Tensor x, int[] handles) -> ()
 look_up_drafts(Tensor tokens, Tensor lengths, int[] requests, int least, int most, int drafts, \
 int max_length) -> Tensor
 multiply_adds(int steps) -> int

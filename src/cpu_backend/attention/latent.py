@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
@@ -193,14 +194,13 @@ class LatentAttention(MLAAttention):
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Pack the projections that the host has cut out of kv_b_proj, and free all else."""
-        super().process_weights_after_loading(act_dtype)
-        names = ("W_UK_T", "W_UV")
-        self.impl.set_projections(*(getattr(self, n).detach().transpose(1, 2) for n in names))
-        empty = torch.nn.Parameter(torch.empty(0), requires_grad=False)
-        for name in names:
-            setattr(self, name, empty)
+        """Cut kv_b_proj into the projections of its heads, pack them, and free it."""
+        weight = _weight_of(self.kv_b_proj, self.kv_lora_rank, act_dtype)
+        by_head = weight.view(self.num_heads, -1, self.kv_lora_rank)
+        to_keys, to_values = by_head.split([self.qk_nope_head_dim, self.v_head_dim], 1)
+        self.impl.set_projections(to_keys.transpose(1, 2), to_values)
         for name, _ in list(self.kv_b_proj.named_parameters(recurse=False)):
+            empty = torch.nn.Parameter(torch.empty(0), requires_grad=False)
             setattr(self.kv_b_proj, name, empty)
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
@@ -211,3 +211,13 @@ class LatentAttention(MLAAttention):
             self.kv_cache_dtype, vllm_config.model_config.dtype, channels
         )
         return replace(spec, state_content_bytes=content)
+
+
+def _weight_of(layer: LinearBase, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    """[out_features, in_features] of a layer that is loaded: of a quantized one what its product
+    makes of the identity, because every method keeps its weight in an order of its own."""
+    method = layer.quant_method
+    if isinstance(method, UnquantizedLinearMethod):
+        return layer.weight.detach().to(dtype)
+    product: torch.Tensor = method.apply(layer, torch.eye(in_features, dtype=dtype), None)
+    return product.T.contiguous()
