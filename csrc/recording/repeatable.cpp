@@ -52,6 +52,8 @@ constexpr Repeatable kOwn[] = {
 // Functions of the tensors and numbers that they are given: no memory of their own, no random
 // numbers, no output whose shape depends on data.  Views need no entry.
 constexpr std::string_view kTorch[] = {
+    "__and_",  // & and |; their names end like those of ops in place, and are cut like them
+    "__or_",
     "_log_softmax",
     "_softmax",
     "_to_copy",
