@@ -12,6 +12,8 @@ from typing import Any, ClassVar, cast
 
 import torch
 from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
@@ -104,3 +106,15 @@ class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
             table[:, 0].contiguous(),
             common.seq_lens > common.query_start_loc.diff(),
         )
+
+
+def step_of(layer: Any) -> tuple[StateMetadata, torch.Tensor, Any] | None:
+    """This step's metadata for a layer of the host's, its convolution's states [slots, channels,
+    taps] and its recurrent ones, if any; None while the host profiles."""
+    steps = get_forward_context().attn_metadata
+    if steps is None:
+        return None
+    conv_states, *states = layer.kv_cache
+    if not is_conv_state_dim_first():
+        conv_states = conv_states.transpose(1, 2)
+    return steps[layer.prefix], conv_states, states[0] if states else None

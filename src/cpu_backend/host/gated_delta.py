@@ -22,9 +22,7 @@ from cpu_backend.host.seam import When, patch
 )
 def forward(original: Any) -> Any:
     """Projections and norm are the host's modules."""
-    from vllm.forward_context import get_forward_context
-    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-
+    from cpu_backend.attention.states import step_of
     from cpu_backend.layers import gated_delta
 
     def core(layer: Any, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -34,20 +32,15 @@ def forward(original: Any) -> Any:
             layer.head_k_dim,
             layer.head_v_dim,
         )
-        steps = get_forward_context().attn_metadata
-        if steps is None:  # profiling
+        if (found := step_of(layer)) is None:
             return mixed.new_zeros(len(mixed), heads.heads, heads.value_dim)
+        step, conv_states, states = found
         weights = gated_delta.Weights(
             layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.dt_bias
         )
-        conv_states, states = layer.kv_cache
-        if not is_conv_state_dim_first():
-            conv_states = conv_states.transpose(1, 2)
         # The host's last two dimensions are in the other order; the pages are this backend's.
         states = states.view(len(states), heads.heads, heads.key_dim, heads.value_dim)
-        return gated_delta.attend(
-            mixed, a, b, heads, weights, conv_states, states, steps[layer.prefix]
-        )
+        return gated_delta.attend(mixed, a, b, heads, weights, conv_states, states, step)
 
     def forward_cpu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         mixed, _ = self.in_proj_qkvz(hidden_states)

@@ -22,21 +22,15 @@ from cpu_backend.host.seam import When, patch
 )
 def convolve_and_scan(original: Any) -> Any:
     """Projections and norms are the host's."""
-    from vllm.forward_context import get_forward_context
-    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-
+    from cpu_backend.attention.states import step_of
     from cpu_backend.layers.state_space import Recurrence, convolve, scan
 
     def forward_impl(self: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
-        steps = get_forward_context().attn_metadata
-        if steps is None:  # profiling
+        if (found := step_of(self)) is None:
             output.zero_()
             return
-        step = steps[self.prefix]
+        step, conv_states, states = found
         tokens = step.num_actual_tokens
-        conv_states, states = self.kv_cache
-        if not is_conv_state_dim_first():
-            conv_states = conv_states.transpose(1, 2)
         x, gate = self.in_proj(hidden_states[:tokens])[0].chunk(2, dim=1)
         weight = self.conv1d.weight.squeeze(1)
         x = convolve(x, weight, self.conv1d.bias, conv_states, step, silu=True)

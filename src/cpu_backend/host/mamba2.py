@@ -25,21 +25,15 @@ from cpu_backend.host.seam import When, patch
 )
 def convolve_and_scan(original: Any) -> Any:
     """Projections, gate and norm are the host's."""
-    from vllm.forward_context import get_forward_context
-    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-
+    from cpu_backend.attention.states import step_of
     from cpu_backend.layers.state_space import Recurrence, convolve, scan
 
     def conv_ssm_forward(self: Any, projected_states: torch.Tensor, output: torch.Tensor) -> None:
-        steps = get_forward_context().attn_metadata
-        if steps is None:  # profiling
+        if (found := step_of(self)) is None:
             output.zero_()
             return
-        step = steps[self.prefix]
+        step, conv_states, states = found
         tokens = step.num_actual_tokens
-        conv_states, states = self.kv_cache
-        if not is_conv_state_dim_first():
-            conv_states = conv_states.transpose(1, 2)
         mixed, dt = projected_states[:tokens, self.tped_intermediate_size :].split(
             [self.tped_conv_size, self.tped_dt_size], dim=1
         )

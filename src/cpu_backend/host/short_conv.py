@@ -23,21 +23,15 @@ from cpu_backend.host.seam import When, patch
 )
 def gated_convolution(original: Any) -> Any:
     """Projections are the host's."""
-    from vllm.forward_context import get_forward_context
-    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-
+    from cpu_backend.attention.states import step_of
     from cpu_backend.layers.state_space import convolve
 
     def forward_native(self: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
-        steps = get_forward_context().attn_metadata
-        if steps is None:  # profiling
+        if (found := step_of(self)) is None:
             output.zero_()
             return
-        step = steps[self.prefix]
+        step, conv_states, _ = found
         tokens = step.num_actual_tokens
-        (conv_states,) = self.kv_cache
-        if not is_conv_state_dim_first():
-            conv_states = conv_states.transpose(1, 2)
         b, c, x = self.in_proj(hidden_states[:tokens])[0].chunk(3, dim=1)
         weight = self.conv.weight.squeeze(1)
         convolved = convolve(b * x, weight, self.conv.bias, conv_states, step, silu=False)
