@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from cpu_backend import native, products
 from cpu_backend.errors import ConfigError
 from cpu_backend.step_recording import StepRecording as StepRecording
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @functools.cache

@@ -12,13 +12,15 @@ from collections.abc import Callable
 
 
 def replace(prepare_process: Callable[[], None]) -> None:
-    """If the host's own platform is the one in use."""
+    """If one of the host's own is in use; where zentorch is installed, that is the one for Zen."""
     from vllm.platforms import current_platform
     from vllm.platforms.cpu import CpuPlatform
 
-    if type(current_platform) is CpuPlatform:
+    if isinstance(current_platform, CpuPlatform):
         from cpu_backend.platform import CpuBackendPlatform
 
+        if isinstance(current_platform, CpuBackendPlatform):
+            return
         prepare_process()
         current_platform.__class__ = CpuBackendPlatform
         current_platform.import_kernels()
