@@ -166,7 +166,7 @@ def test_an_orderly_stop_under_load_leaves_a_clean_log(server: Server) -> None:
         time.sleep(0.05)
     said = len(server.log())
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(60) == 0, server.log()[said:]
     for client in clients:
         client.join(60)
     last = server.log()[said:]
