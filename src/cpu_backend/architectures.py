@@ -44,15 +44,16 @@ def check(model: Any) -> None:
 
 def check_layers(model: Any) -> None:
     """Refuse a model, or a draft model, whose layers this backend does not have."""
-    missing = ""
     if hasattr(model.hf_text_config, "index_topk"):
-        missing = "sparse attention, whose indexer picks the tokens to attend to"
-    elif model.has_inner_state and not is_compared(model.architecture):
-        missing = "layers with a recurrent state of its own kind"
-    if missing:
         raise ConfigError(
-            f"{model.architecture} needs {missing}, which cpu_backend does not have yet: "
-            "choose a model whose layers all attend to keys and values."
+            f"{model.architecture} needs sparse attention, whose indexer picks the tokens to "
+            "attend to, which cpu_backend does not have yet: choose another model."
+        )
+    if (model.has_inner_state or model.is_hybrid) and model.architecture not in COMPARED:
+        raise ConfigError(
+            f"{model.architecture} has layers with a recurrent state, and is not among the models "
+            "with such layers that cpu_backend has been compared with transformers on "
+            "(docs/models.md): choose one of those."
         )
 
 

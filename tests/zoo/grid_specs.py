@@ -8,6 +8,7 @@ from typing import Any
 from tests.zoo import processors
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, SIDE
+from tests.zoo.text_specs import GATED_DELTA
 
 GLM_VISION = {
     "depth": 3,
@@ -313,16 +314,32 @@ SPECS = (
         "Qwen3_5ForConditionalGeneration",
         "Qwen3.5 with images",
         "qwen3_5",
-        {"text_config": {"model_type": "qwen3_5_text"}},
-        refused="recurrent state",
+        {
+            "text_config": {
+                **_qwen_text("qwen3_5_text", (2, 1, 1), mrope_interleaved=True),
+                **GATED_DELTA,
+            },
+            "vision_config": {**QWEN3_VISION, "deepstack_visual_indexes": []},
+            **QWEN_IDS,
+        },
+        processor=processors.qwen3_vl,
+        cases=shown(QWEN_MARK, PICTURES),
         needs=TORCHVISION,
     ),
     MediaSpec(
         "Qwen3_5MoeForConditionalGeneration",
         "Qwen3.5 mixtures with images",
         "qwen3_5_moe",
-        {"text_config": {"model_type": "qwen3_5_moe_text"}},
-        refused="recurrent state",
+        {
+            "text_config": {
+                **_qwen_text("qwen3_5_moe_text", (2, 1, 1), mrope_interleaved=True),
+                **GATED_DELTA,
+            },
+            "vision_config": {**QWEN3_VISION, "deepstack_visual_indexes": []},
+            **QWEN_IDS,
+        },
+        processor=processors.qwen3_vl,
+        cases=shown(QWEN_MARK, PICTURES),
         needs=TORCHVISION,
     ),
     MediaSpec(
