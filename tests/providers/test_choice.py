@@ -147,3 +147,13 @@ def test_auto_takes_what_was_measured(linear: Choice, monkeypatch: pytest.Monkey
 
 def test_every_row_of_the_table_names_a_provider() -> None:
     assert set(measured._rows().values()) <= set(choice.KNOWN)
+
+
+def test_variables_of_the_host_are_answered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_SGL_KERNEL", "1")
+    caplog.set_level("INFO")
+    choice.check(None)
+    choice.check(None)
+    assert caplog.text.count("VLLM_CPU_SGL_KERNEL=1: not needed: ") == 1

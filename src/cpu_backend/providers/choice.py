@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
@@ -142,6 +143,14 @@ def check(quantization: str | None) -> None:
     """Refuse a setting that cannot work, before a process of the engine begins."""
     linear.check(quantization)
     experts.check(quantization)
+    for variable in (envs.MOE_PREPACK, envs.SGL_KERNEL):
+        if variable.name in os.environ:
+            _tell(f"{variable.name}={os.environ[variable.name]}: {variable.meaning}")
+
+
+@functools.cache  # the host checks several configurations of a model
+def _tell(sentence: str) -> None:
+    logger.info("cpu_backend: %s.", sentence)
 
 
 def prepare() -> None:
