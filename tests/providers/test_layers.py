@@ -147,6 +147,24 @@ def test_quantized_linear(
     assert_close(layer(x, None, bias), exact, 3 if kind == "int16" else 12)
 
 
+def test_a_weight_in_freed_memory_is_multiplied_with_its_own_groups(
+    provider: Provider, seeded: torch.Generator
+) -> None:
+    """A library that knows weights by their address knows the first one's groups."""
+    n, k = 64, 256
+    x = random(seeded, torch.bfloat16, 7, k)
+    for round in range(8):
+        group = (32, 128)[round % 2]
+        codes = torch.randint(0, 16, (n, k), generator=seeded, dtype=torch.uint8)
+        scales = torch.rand(k // group, n, generator=seeded) / 100 + 0.001
+        matrix = Matrix(Codes(codes, "bytes", 4), GroupScales(scales, group), k, Activations())
+        with where_supported(provider):
+            layer = provider.quantized(matrix, torch.bfloat16)
+        weight = (codes.view(n, -1, group).double() - 8) * scales.t()[..., None].double()
+        assert_close(layer(x), x.double() @ weight.reshape(n, k).t(), 3)
+        del layer
+
+
 def test_codes_of_other_orders_are_those_of_bytes(seeded: torch.Generator) -> None:
     """A packed stream along input channels, and columns of words in both of their orders."""
     from cpu_backend.providers import codes as reader

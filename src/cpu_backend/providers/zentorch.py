@@ -21,6 +21,11 @@ def _forget_freed_weights() -> None:
     torch.ops.zentorch.zentorch_flush_moe_weight_cache()
 
 
+# Nor does it forget the size of the groups that a weight of 4-bit codes had at an address, and no
+# op clears that: another weight there with other groups would be read with its scales out of place.
+_GROUP_AT: dict[int, int] = {}
+
+
 class ZenLinear(Linear):
     """A weight in the order that ZenDNN chooses for it."""
 
@@ -72,7 +77,13 @@ class ZenInt4Linear(Linear):
         """codes int8 [out, in], -8 to 7, or with zeros 0 to 15; scales and zeros [groups, out]."""
         _forget_freed_weights()
         self.out_features = len(codes)
-        self._codes = torch.ops.zentorch.zentorch_woq_repack_weight(codes.contiguous()).t()
+        packed = torch.ops.zentorch.zentorch_woq_repack_weight(codes.contiguous())
+        group = codes.shape[1] // len(scales)
+        before = []  # held, so that their addresses are not given again
+        while _GROUP_AT.setdefault(packed.data_ptr(), group) != group:
+            before.append(packed)
+            packed = packed.clone()
+        self._codes = packed.t()
         self._scales, self._zeros = scales.contiguous(), zeros
         self.nbytes = self._codes.nbytes + scales.nbytes + (0 if zeros is None else zeros.nbytes)
 
