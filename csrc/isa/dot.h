@@ -61,7 +61,8 @@ constexpr int kQuadChain = 1 << 20;
 constexpr bool kQuads8 = true;
 #endif
 
-// sum + the four products of a (signed) and codes (unsigned).
+// sum + the four products of a (signed) and codes (unsigned, below 2^kBits).
+template <int kBits>
 CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
 #if defined(__AVX512VNNI__)
   return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)a);
@@ -71,6 +72,14 @@ CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
   return (VecI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)a);
 #elif defined(__AVX2__)
   return settled(sum + (VecS)_mm256_maddubs_epi16((__m256i)codes, (__m256i)a));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return (VecI)vusdotq_s32((int32x4_t)sum, (uint8x16_t)codes, (int8x16_t)a);
+#elif defined(__ARM_FEATURE_DOTPROD)
+  // Both sides signed: codes less 128, and 128 times the sum of `a`, which is one for all columns.
+  if constexpr (kBits == 4) return (VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)codes);
+  const int32x4_t half = vdotq_s32(vdupq_n_s32(0), (int8x16_t)a, vdupq_n_s8(64));
+  const int8x16_t less = (int8x16_t)(codes ^ 0x80808080u);
+  return settled((VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)a, less) + ((VecI)half << 1));
 #else
   VecU total = (VecU)sum;
   for (int byte = 0; byte < 4; ++byte) {

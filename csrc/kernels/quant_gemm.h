@@ -145,7 +145,7 @@ CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][k
         for (int r = 0; r < kRows; ++r) {
           const VecI four = broadcast(load_raw<int32_t>(a + r * kQuadsStep + 4 * half));
           for (int v = 0; v < kPanelVecs; ++v)
-            sums[p][r][v] = dot_quads(sums[p][r][v], four, quads[v]);
+            sums[p][r][v] = dot_quads<kBits>(sums[p][r][v], four, quads[v]);
         }
       }
     }
