@@ -94,13 +94,11 @@ TOOLS = {
         "the Kubernetes examples against the schemas of Kubernetes",
         "pip install kubernetes-validate",
         lambda: importlib.util.find_spec("kubernetes_validate") is not None,
-        installable=False,
     ),
     "check-jsonschema": Tool(
         "the Compose example against the schema of Compose",
         "pip install check-jsonschema",
         lambda: importlib.util.find_spec("check_jsonschema") is not None,
-        installable=False,
     ),
     "zentorch": Tool(
         "zentorch as a provider",
