@@ -1,6 +1,7 @@
 """A weight of the checkpoint is loaded whole, or not at all.
 
-What: loaders of linear layers, embeddings and experts compare shapes first (layers/whole_weights.py).
+What: loaders of linear layers, embeddings and experts compare shapes first
+    (layers/whole_weights.py).
 Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
     one does: with another model's config.json the engine starts, and answers nonsense.  An
     embedding fails an assertion without words.

@@ -218,7 +218,7 @@ def _ends_as_object(path: Path) -> bool:
         return first == b"{" and file.read().rstrip().endswith(b"}")
 
 
-# ---- code of the user's ---------------------------------------------------------------------------
+# ---- code of the user's --------------------------------------------------------------------------
 
 
 def logits_processors(arguments: Any) -> str | None:
