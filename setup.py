@@ -121,7 +121,7 @@ def run_cmake(*arguments: str) -> None:
     `pip install -e`, and what was compiled for an earlier installation is not compiled again."""
     # For another CPU, which a toolchain file names, in one of its own.
     toolchain = Path(os.environ.get("CMAKE_TOOLCHAIN_FILE", "")).stem
-    folder = ROOT / "build" / "_".join(filter(None, ("library", toolchain)))
+    folder = ROOT / "build" / toolchain / "library"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cmake", *arguments], cwd=folder, check=True)
