@@ -65,9 +65,7 @@ TOOLS = {
     "aarch64-linux-gnu-g++": _program(
         "aarch64-linux-gnu-g++", "all on aarch64", "g++-aarch64-linux-gnu"
     ),
-    "qemu-aarch64-static": _program(
-        "qemu-aarch64-static", "all on aarch64", "qemu-user-static"
-    ),
+    "qemu-aarch64-static": _program("qemu-aarch64-static", "all on aarch64", "qemu-user-static"),
     "apt-get": Tool(
         "the whole plugin on aarch64",
         "use Debian or Ubuntu",

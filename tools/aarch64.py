@@ -35,7 +35,8 @@ PYTHON = """\
 #!/bin/sh
 # sys.executable is this file, so that Python's children are emulated, too.
 root=${0%/usr/bin/python}
-exec qemu-aarch64-static -cpu "${QEMU_CPU:-neoverse-n1}" -L "$root" -0 "$0" "$root/usr/bin/python3.11" "$@"
+export QEMU_CPU=${QEMU_CPU:-neoverse-n1}
+exec qemu-aarch64-static -L "$root" -0 "$0" "$root/usr/bin/python3.11" "$@"
 """
 # Of a Neoverse N1 (Graviton2, Ampere Altra), for what reads files instead of asking the CPU.
 MIDR = "0x00000000413fd0c1\n"
@@ -108,7 +109,7 @@ def install_torch(root: Path, version: str) -> None:
 
 
 def as_installed(names: Iterable[str]) -> Iterator[str]:
-    """``name==version`` of these and of all they ask for on ARM, less torch and what is not here."""
+    """``name==version`` of these and of all they ask for on ARM, less torch and what is missing."""
     seen = set()
     waiting = [Requirement(name) for name in names]
     while waiting:

@@ -3,8 +3,8 @@
 The usual index has torch as a CUDA build, which asks for gigabytes of libraries that a CPU never
 calls.  In their place come small ones in torch's own folder, of the same names, which define every
 symbol that torch would look up in them, and say of every call that there is no GPU.  For
-environments of tests.  ``--root`` and ``--compiler`` make them for another CPU's torch, whose system
-libraries are under a root folder.
+environments of tests.  ``--root`` and ``--compiler`` make them for another CPU's torch, which has
+its system's libraries under a root folder.
 
 Needs gcc and binutils.
 """

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 from tools import torch_headers
 
 ROOT = Path(__file__).resolve().parents[1]
+PLATFORM = "manylinux_2_28"
 FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
 
 
@@ -41,17 +43,32 @@ def build(torches: list[str], pip_options: list[str], machine: str, finished: Pa
     raw = ROOT / "build" / "wheel"
     for folder in (raw, finished):
         shutil.rmtree(folder, ignore_errors=True)
-    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", raw, ".")
+    pip: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "-w",
+        raw,
+        ".",
+    ]
     environ = {"TORCH_ROOT": os.pathsep.join(str(root.absolute()) for root in roots)}
     if machine != platform.machine():
-        pip += (f"--config-settings=--build-option=--plat-name=linux_{machine}",)
+        pip.append(f"--config-settings=--build-option=--plat-name=linux_{machine}")
         environ["CMAKE_TOOLCHAIN_FILE"] = str(ROOT / "tools" / f"{machine}.cmake")
     run(*pip, **environ)
     [wheel] = raw.glob("*.whl")
     excluded = (f"--exclude={name}" for name in FROM_TORCH)
     audit = (sys.executable, "-m", "auditwheel", "repair", *excluded)
-    run(*audit, "--plat", f"manylinux_2_28_{machine}", "--only-plat", "-w", finished, wheel)
+    # It takes the name of no other machine's platform, but finds out which is the oldest.
+    chosen = f"{PLATFORM}_{machine}" if machine == platform.machine() else "auto"
+    run(*audit, "--plat", chosen, "--only-plat", "-w", finished, wheel)
     [result] = finished.glob("*.whl")
+    glibc = min(map(int, re.findall(r"manylinux_2_(\d+)", result.name)), default=sys.maxsize)
+    if glibc > int(PLATFORM.rpartition("_")[2]):
+        raise OSError(f"{result.name} runs on nothing as old as {PLATFORM}")
     return result
 
 
