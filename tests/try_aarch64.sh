@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/aarch64/root
 python=$PWD/.venv/bin/python
-arm() { PYTHONPATH=. PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 "$root/usr/bin/python" "$@"; }
+arm() { PYTHONPATH=. HF_HUB_OFFLINE=1 "$root/usr/bin/python" "$@"; }
 part() { printf -- '--- %s: %d s\n' "$1" "$SECONDS"; SECONDS=0; }
 
 "$python" -m tools.aarch64 "$root" "$1" "$2"

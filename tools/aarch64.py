@@ -97,7 +97,7 @@ def system(root: Path) -> None:
 
 def install(root: Path, *what: str | Path) -> None:
     """Wheels of the index for this CPU, with nothing that they ask for."""
-    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--upgrade")
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade")
     tags = (f"--platform={tag}" for tag in (*TAGS, "any"))
     python = ("--python-version=311", "--only-binary=:all:", "--target", packages(root))
     run(*pip, *tags, *python, *what)

@@ -43,17 +43,7 @@ def build(torches: list[str], pip_options: list[str], machine: str, finished: Pa
     raw = ROOT / "build" / "wheel"
     for folder in (raw, finished):
         shutil.rmtree(folder, ignore_errors=True)
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "-w",
-        raw,
-        ".",
-    ]
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", f"--wheel-dir={raw}", "."]
     environ = {"TORCH_ROOT": os.pathsep.join(str(root.absolute()) for root in roots)}
     if machine != platform.machine():
         pip.append(f"--config-settings=--build-option=--plat-name=linux_{machine}")
