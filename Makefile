@@ -47,7 +47,7 @@ endef
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON=$(PYTHON)  TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)'  ARGS='$(ARGS)' (for serve, demo, test)"
 
 # ---- installation ------------------------------------------------------------------------------
