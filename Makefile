@@ -47,7 +47,7 @@ endef
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON=$(PYTHON)  TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)'  ARGS='$(ARGS)' (for serve, demo, test)"
 
 # ---- installation ------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ REPORT = $(PYTHON) -m tests.report
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test slow-test \
-	install-test ipex-test lint
+	install-test ipex-test aarch64-test lint
 test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
 	@$(REPORT) show
 
@@ -194,6 +194,11 @@ install-test: $(STAMPS)/plugin $(STAMPS)/test wheel  ## install the package in o
 # Not part of test-all: another torch (1 GB), and all libraries built for it.
 ipex-test: $(STAMPS)/build $(STAMPS)/compiler  ## test Intel Extension for PyTorch as a provider
 	@$(REPORT) run "provider ipex" tests/try_ipex.sh $(PYTHON)
+
+# Not part of test-all: the host for another CPU (4 GB), and an hour where the machine is busy.
+aarch64-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/wheel  ## run the whole plugin on an emulated ARM server
+	@$(REPORT) run --needs aarch64-linux-gnu-g++ --needs qemu-aarch64-static --needs apt-get \
+		"emulated ARM server" tests/try_aarch64.sh $(TORCH_VERSION) $(VLLM_VERSION)
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .

@@ -63,10 +63,14 @@ TOOLS = {
         installable=False,
     ),
     "aarch64-linux-gnu-g++": _program(
-        "aarch64-linux-gnu-g++", "kernels on aarch64", "g++-aarch64-linux-gnu"
+        "aarch64-linux-gnu-g++", "all on aarch64", "g++-aarch64-linux-gnu"
     ),
-    "qemu-aarch64-static": _program(
-        "qemu-aarch64-static", "kernels on aarch64", "qemu-user-static"
+    "qemu-aarch64-static": _program("qemu-aarch64-static", "all on aarch64", "qemu-user-static"),
+    "apt-get": Tool(
+        "the whole plugin on aarch64",
+        "use Debian or Ubuntu",
+        lambda: find("apt-get") is not None,
+        installable=False,
     ),
     "s390x-linux-gnu-g++": _program(
         "s390x-linux-gnu-g++", "kernels on s390x", "g++-s390x-linux-gnu"
