@@ -22,9 +22,13 @@ fi
 pip --no-deps --force-reinstall dist/*.whl
 
 export PATH=$PWD/$environment/bin:$PATH HF_HUB_OFFLINE=1
-# pip may have taken others along with the requirements.
+# pip may have taken others along with the requirements, and CUDA's packages with torch.
 python -c 'from importlib.metadata import version as v; print("torch", v("torch"), "vllm", v("vllm"))' \
   | grep -Fx "torch $torch vllm $vllm"
+if compgen -G "$environment/lib/python3*/site-packages/nvidia*"; then
+  echo "error: CUDA's packages were installed: tools/cuda_stubs.py leaves too much in what torch asks for." >&2
+  exit 1
+fi
 python -m cpu_backend.info | grep "^built for torch  *${torch%.*}\."
 python examples/demo.py
 # Each file holds one thing that the host does: the seam itself, requests, ranks, weights, replicas.
