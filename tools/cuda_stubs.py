@@ -2,9 +2,10 @@
 
 The usual index has torch as a CUDA build, which asks for gigabytes of libraries that a CPU never
 calls.  In their place come small ones in torch's own folder, of the same names, which define every
-symbol that torch would look up in them, and say of every call that there is no GPU.  For
-environments of tests.  ``--root`` and ``--compiler`` make them for another CPU's torch, which has
-its system's libraries under a root folder.
+symbol that torch would look up in them, and say of every call that there is no GPU.  torch's
+metadata no longer ask for CUDA's packages, which pip would install with the next package that needs
+torch.  For environments of tests.  ``--root`` and ``--compiler`` make them for another CPU's torch,
+which has its system's libraries under a root folder.
 
 Needs gcc and binutils.
 """
@@ -20,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 SYMBOL = re.compile(r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$")
+PACKAGE = re.compile(r"^Requires-Dist: (cuda|nvidia)-.*\n", re.MULTILINE)
 NO_DEVICE = 100  # in the numbers of CUDA's driver and of its run-time library
 
 
@@ -79,6 +81,12 @@ def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[s
     return missing
 
 
+def ask_for_none(torch: Path) -> None:
+    """Take CUDA's packages out of what ``torch`` requires."""
+    [metadata] = torch.parent.glob("torch-*.dist-info/METADATA")
+    metadata.write_text(PACKAGE.sub("", metadata.read_text()))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.cuda_stubs", description=__doc__)
     parser.add_argument("environment", type=Path, help="folder of a virtual environment")
@@ -91,6 +99,7 @@ def main() -> int:
         sys.exit(
             f"error: there is no torch in {environment}: install it there first, with --no-deps."
         )
+    ask_for_none(found[0])
     print("\n".join(make(found[0], options.root, options.compiler)) or "nothing is missing")
     return 0
 
