@@ -20,13 +20,16 @@ arm -m cpu_backend.info | grep -E "^(version|instruction set|built for torch) "
 part "installing it, and what it says of this CPU"
 arm -m tests.ask "$("$python" -m cpu_backend.demo_model)"
 part "question"
-# Beginning with what every model needs; the time ends the run between two files.
-for name in norm linear attention kv_cache rope activation elementwise sample quant_linear \
-  gguf_layer experts latent_attention step_recording; do
-  if (( SECONDS > ${AARCH64_SECONDS:-600} )); then
-    echo "not run for want of time: $name and what follows"
-    break
-  fi
-  arm -m pytest -q -x -p no:cacheprovider -m "not slow" "tests/ops/test_$name.py"
-done
+# Beginning with what every model needs; the first that fails ends the run, and so does the time.
+names=(norm linear attention kv_cache rope activation elementwise sample quant_linear gguf_layer experts
+  latent_attention step_recording)
+files=("${names[@]/#/tests/ops/test_}")
+status=0
+PYTHONPATH=. timeout "${AARCH64_SECONDS:-600}" "$root/usr/bin/python" -m pytest -x -p no:cacheprovider \
+  -m "not slow" "${files[@]/%/.py}" || status=$?
+if [ $status = 124 ]; then
+  echo "the time is over: what is not listed above was not run"
+elif [ $status != 0 ]; then
+  exit $status
+fi
 part "op tests"
