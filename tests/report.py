@@ -70,6 +70,7 @@ def tables() -> Iterator[str]:
         if r["kind"] == "part"
     ]
     yield from _table("Where the time went", ("part", "s", "CPU s", ""), parts)
+    yield from _table("Kernel tests by instruction set", ("target", "ran"), _targets(kept))
     files: Counter[str] = Counter()
     for r in kept:
         if r["kind"] == "file":
@@ -86,6 +87,18 @@ def tables() -> Iterator[str]:
     ]
     header = ("missing", "would test", "skipped", "to get it")
     yield from _table("Not tested on this machine", header, rows)
+
+
+def _targets(kept: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """How the tests of each target ran (tests/targets.py), if they did."""
+    how: dict[str, list[str]] = {}
+    for r in kept:
+        if r["kind"] == "target":
+            ways = how.setdefault(r["name"], [])
+            if r["how"] and r["how"] not in ways:
+                ways.append(r["how"])
+    for name, ways in how.items():
+        yield name, ", ".join(ways) or "only compiled"
 
 
 def _table(title: str, header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:

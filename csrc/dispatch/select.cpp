@@ -6,38 +6,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace cpu_backend {
 
-#if defined(__x86_64__)
-extern const KernelTable* const k_amx_table;
-extern const KernelTable* const k_avx512_bf16_table;
-extern const KernelTable* const k_avx512_vnni_table;
-extern const KernelTable* const k_avx512_table;
-extern const KernelTable* const k_avx2_vnni_table;
-extern const KernelTable* const k_avx2_table;
-#elif defined(__aarch64__)
-extern const KernelTable* const k_neon_table;
-#elif defined(__s390x__)
-extern const KernelTable* const k_vxe_table;
-#endif
-extern const KernelTable* const k_scalar_table;
+#define TARGET(name, ...) extern const KernelTable* const k_##name##_table;
+#include "dispatch/targets.def"
 
 namespace {
 
 #if defined(__x86_64__)
-// The compiler's own feature test covers CPUID and whether the system saves the registers (XCR0).
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("f16c");
-}
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-
 struct Cpuid {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   Cpuid(unsigned leaf, unsigned subleaf) {
@@ -45,17 +25,9 @@ struct Cpuid {
   }
 };
 
-bool has_avx2_vnni() { return has_avx2() && (Cpuid(7, 1).eax >> 4 & 1); }
-
-// Every CPU with these has VNNI as well.
-bool has_avx512_bf16() { return has_avx512_vnni() && (Cpuid(7, 1).eax >> 5 & 1); }
-
-// The CPU has tiles for bf16, and the system grants this process the 8 KiB of state that they add
-// to every context switch: Linux only on request (arch_prctl), for all threads to come.
-bool has_amx() {
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  if (!has_avx512_bf16() || (Cpuid(7, 0).edx & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile))
-    return false;
+// The 8 KiB of state that AMX's tiles add to every context switch: Linux grants them only on
+// request (arch_prctl), for all threads to come.
+bool system_grants_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
@@ -64,27 +36,42 @@ bool has_amx() {
   return false;
 #endif
 }
+
+// Whether the system saves the registers of `mask` (bits of XCR0) for this process.
+bool system_saves(unsigned mask) {
+  constexpr unsigned kXgetbv = 1u << 27, kTiles = 0x60000;
+  if (!(Cpuid(1, 0).ecx & kXgetbv)) return false;
+  unsigned low, high;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & mask) == mask && (!(mask & kTiles) || system_grants_tiles());
+}
 #endif
+
+[[maybe_unused]] bool is_set(unsigned long word, int bit) { return word >> bit & 1; }
+
+std::vector<Target> find_targets() {
+  std::vector<Target> found;
+  constexpr bool on_baseline = true;
+#if defined(__x86_64__)
+#define FEATURE(name, leaf, subleaf, reg, bit, mask) \
+  const bool name = is_set(Cpuid(leaf, subleaf).reg, bit) && system_saves(mask);
+#elif defined(__linux__)
+#define FEATURE(name, word, bit) const bool name = is_set(getauxval(word), bit);
+#else
+#define FEATURE(name, word, bit) constexpr bool name = false;
+#endif
+// The table has the best last.
+#define TARGET(name, base, flags, features, cpu, areas, what) \
+  const bool on_##name = on_##base && (features);             \
+  found.insert(found.begin(), {#name, k_##name##_table, on_##name});
+#include "dispatch/targets.def"
+  return found;
+}
 
 }  // namespace
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {
-#if defined(__x86_64__)
-      {"amx", k_amx_table, has_amx()},
-      {"avx512_bf16", k_avx512_bf16_table, has_avx512_bf16()},
-      {"avx512_vnni", k_avx512_vnni_table, has_avx512_vnni()},
-      {"avx512", k_avx512_table, has_avx512()},
-      {"avx2_vnni", k_avx2_vnni_table, has_avx2_vnni()},
-      {"avx2", k_avx2_table, has_avx2()},
-#elif defined(__aarch64__)
-      {"neon", k_neon_table, true},
-#elif defined(__s390x__)
-      // The build's baseline is z14, so a CPU that loaded this library has the facility.
-      {"vxe", k_vxe_table, true},
-#endif
-      {"scalar", k_scalar_table, true},
-  };
+  static const std::vector<Target> all = find_targets();
   return all;
 }
 

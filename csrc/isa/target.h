@@ -1,17 +1,21 @@
 // Which instruction set this translation unit is compiled for, and its constants.
 //
-// The build compiles dispatch/targets/<name>.cpp once per target with that target's own flags and
-// -DCPU_BACKEND_TARGET=<name>.  This is the only place that looks at compiler macros of an
-// instruction set; everything else sees kVectorBytes, kMaxRows and CPU_BACKEND_NAMESPACE.
+// The build compiles dispatch/target.cpp once per line of dispatch/targets.def, with that target's
+// own flags and -DCPU_BACKEND_TARGET=<name>.  This is the only place that looks at compiler macros
+// of an instruction set; everything else sees kVectorBytes, kMaxRows and CPU_BACKEND_NAMESPACE.
 #pragma once
 
 #ifndef CPU_BACKEND_TARGET
-#error "compile through dispatch/targets/*.cpp with -DCPU_BACKEND_TARGET=<name>"
+#error "compile through dispatch/target.cpp with -DCPU_BACKEND_TARGET=<name>"
 #endif
 
 // Everything compiled per target lives in a namespace of its own, so that the linker can never
 // merge an AVX-512 copy of an inline function into code that runs on an AVX2 machine.
 #define CPU_BACKEND_NAMESPACE cpu_backend::CPU_BACKEND_TARGET
+#define CPU_BACKEND_JOIN(a, b, c) CPU_BACKEND_JOIN_NOW(a, b, c)  // with macros replaced first
+#define CPU_BACKEND_JOIN_NOW(a, b, c) a##b##c
+#define CPU_BACKEND_STRING(a) CPU_BACKEND_STRING_NOW(a)
+#define CPU_BACKEND_STRING_NOW(a) #a
 #define CPU_BACKEND_INLINE inline __attribute__((always_inline))
 #define CPU_BACKEND_LAMBDA __attribute__((always_inline))
 // For inner loops that fill the register file: inlined into a larger function, its variables would

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "dispatch/describe.h"
 #include "dispatch/select.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
@@ -91,8 +92,8 @@ std::string describe() {
     out << (first ? "" : ",") << target.name;
     first = false;
   }
-  out << ";threads=" << at::get_num_threads() << ";torch=" << CPU_BACKEND_BUILT_TORCH
-      << ";version=" << CPU_BACKEND_VERSION;
+  out << ";next=" << next_target() << ";threads=" << at::get_num_threads()
+      << ";torch=" << CPU_BACKEND_BUILT_TORCH << ";version=" << CPU_BACKEND_VERSION;
   return out.str();
 }
 

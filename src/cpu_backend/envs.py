@@ -28,7 +28,7 @@ class Variable:
 ISA = Variable(
     "CPU_BACKEND_ISA",
     "",
-    "force amx, avx512_bf16, avx512_vnni, avx512, avx2_vnni, avx2, neon, vxe or scalar",
+    "force one instruction set of those that the info command lists as runnable",
 )
 DEVICE = Variable("CPU_BACKEND_DEVICE", "", "'cpu' activates the backend on a host with a GPU")
 ACTIVATIONS = Variable(

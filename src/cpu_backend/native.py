@@ -30,6 +30,7 @@ class Library:
     runnable: tuple[str, ...]
     built: tuple[str, ...]
     torch: str
+    next: str  # what a better CPU would bring, or nothing
 
     @classmethod
     def parse(cls, description: str) -> Library:
@@ -42,7 +43,7 @@ class Library:
                 f"its library is {version}: {REINSTALL}."
             )
         runnable, built = (tuple(fields[name].split(",")) for name in ("runnable", "built"))
-        return cls(fields["target"], runnable, built, fields["torch"])
+        return cls(fields["target"], runnable, built, fields["torch"], fields["next"])
 
 
 def served() -> list[str]:

@@ -5,6 +5,9 @@
 #include <chrono>
 #include <cstdarg>
 #include <cstdlib>
+#include <set>
+
+#include "probe.h"
 
 namespace cpu_backend {
 extern const KernelTable* const k_emulated_bf16_pairs_table;
@@ -26,7 +29,8 @@ std::vector<Test>& tests() {
 
 const char* current_test = "";
 const char* current_target = "";
-std::atomic<long> checks{0};  // tests may check from several threads
+std::set<std::string> visited;  // targets, for tests/targets.py
+std::atomic<long> checks{0};    // tests may check from several threads
 std::atomic<long> failures{0};
 constexpr long kMaxPrinted = 20;  // per run; one broken kernel fails thousands of checks
 
@@ -35,6 +39,8 @@ std::string vformat(const char* text, va_list args) {
   vsnprintf(buffer, sizeof buffer, text, args);
   return buffer;
 }
+
+bool is_emulated(const KernelTable& table) { return strncmp(table.target, "emulated", 8) == 0; }
 
 }  // namespace
 
@@ -66,6 +72,7 @@ void for_each_target(const std::function<void(const KernelTable&)>& run) {
   for (const Target& target : targets()) {
     if (!target.runnable || (only && *only && strcmp(only, target.name) != 0)) continue;
     current_target = target.name;
+    visited.insert(target.name);
     run(*target.table);
   }
   current_target = "";
@@ -74,7 +81,7 @@ void for_each_target(const std::function<void(const KernelTable&)>& run) {
 void for_each_target_and_emulated(const std::function<void(const KernelTable&)>& run) {
   for_each_target(run);
   const char* only = getenv("CPU_BACKEND_ISA");
-  if (only && *only) return;
+  if (only && *only && strcmp(only, "scalar") != 0) return;
   for (const KernelTable* table : {k_emulated_bf16_pairs_table, k_emulated_bf16_tiles_table}) {
     current_target = table->target;
     run(*table);
@@ -83,12 +90,20 @@ void for_each_target_and_emulated(const std::function<void(const KernelTable&)>&
 }
 
 const KernelTable* bf16_definition_of(const KernelTable& table) {
-  if (strcmp(table.target, "avx512_bf16") == 0) return k_emulated_bf16_pairs_table;
-  return strcmp(table.target, "amx") == 0 ? k_emulated_bf16_tiles_table : nullptr;
+  if (is_emulated(table)) return nullptr;
+  switch (probe_of(table.target).bf16_unit) {
+    case Bf16Unit::kPairs:
+      return k_emulated_bf16_pairs_table;
+    case Bf16Unit::kTiles:
+      return k_emulated_bf16_tiles_table;
+    case Bf16Unit::kNone:
+      break;
+  }
+  return nullptr;
 }
 
 bool has_bf16_unit(const KernelTable& table) {
-  return bf16_definition_of(table) || strncmp(table.target, "emulated", 8) == 0;
+  return is_emulated(table) || probe_of(table.target).bf16_unit != Bf16Unit::kNone;
 }
 
 void Compare::add(float result, double reference, double plain, double typical) {
@@ -142,6 +157,7 @@ int run_all(const char* filter) {
            test.name, checks.load() - checks_before, seconds.count());
     fflush(stdout);
   }
+  for (const std::string& target : visited) printf("ran on target %s\n", target.c_str());
   if (ran == 0) printf("no test contains \"%s\"\n", filter);
   if (failures) printf("%ld of %ld checks failed\n", failures.load(), checks.load());
   return ran == 0 ? 2 : failures ? 1 : 0;

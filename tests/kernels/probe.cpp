@@ -1,4 +1,4 @@
-// Compiled once per target with that target's flags, like dispatch/targets/*.cpp; see probe.h.
+// Compiled once per target with that target's flags, like dispatch/target.cpp; see probe.h.
 #include "probe.h"
 
 #include "isa/codes.h"
@@ -49,8 +49,17 @@ void widen_code_pairs(const void* x, float* first, float* second, int64_t size) 
   }
 
 namespace {
+#if defined(CPU_BACKEND_BF16_TILES)
+constexpr test::Bf16Unit kBf16Unit = test::Bf16Unit::kTiles;
+#elif defined(CPU_BACKEND_BF16_PAIRS)
+constexpr test::Bf16Unit kBf16Unit = test::Bf16Unit::kPairs;
+#else
+constexpr test::Bf16Unit kBf16Unit = test::Bf16Unit::kNone;
+#endif
+
 const test::Probe kProbe = {
-    CPU_BACKEND_PROBE_NAME,
+    CPU_BACKEND_STRING(CPU_BACKEND_TARGET),
+    kBf16Unit,
     kLanes,
     CPU_BACKEND_MAP(exp),
     CPU_BACKEND_MAP(exp_nonpositive),
@@ -97,6 +106,7 @@ const test::Probe kProbe = {
 }  // namespace CPU_BACKEND_NAMESPACE
 
 namespace cpu_backend::test {
-extern const Probe* const CPU_BACKEND_PROBE_SYMBOL;
-const Probe* const CPU_BACKEND_PROBE_SYMBOL = &CPU_BACKEND_TARGET::kProbe;
+#define CPU_BACKEND_PROBE CPU_BACKEND_JOIN(k_, CPU_BACKEND_TARGET, _probe)
+extern const Probe* const CPU_BACKEND_PROBE;
+const Probe* const CPU_BACKEND_PROBE = &CPU_BACKEND_TARGET::kProbe;
 }  // namespace cpu_backend::test

@@ -8,8 +8,12 @@
 
 namespace cpu_backend::test {
 
+// What multiplies bf16 without widening it first (isa/bf16_pairs.h, isa/bf16_tiles.h).
+enum class Bf16Unit { kNone, kPairs, kTiles };
+
 struct Probe {
   const char* target;
+  Bf16Unit bf16_unit;
   int lanes;
 
   // y[i] = f(x[i]) for any n >= 0

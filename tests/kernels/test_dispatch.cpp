@@ -6,32 +6,13 @@
 
 namespace cpu_backend::test {
 
-#if defined(__x86_64__)
-extern const Probe* const k_amx_probe;
-extern const Probe* const k_avx512_bf16_probe;
-extern const Probe* const k_avx512_vnni_probe;
-extern const Probe* const k_avx2_vnni_probe;
-extern const Probe* const k_avx512_probe;
-extern const Probe* const k_avx2_probe;
-#elif defined(__aarch64__)
-extern const Probe* const k_neon_probe;
-#elif defined(__s390x__)
-extern const Probe* const k_vxe_probe;
-#endif
-extern const Probe* const k_scalar_probe;
+#define TARGET(name, ...) extern const Probe* const k_##name##_probe;
+#include "dispatch/targets.def"
 
 const Probe& probe_of(const char* target) {
-  for (const Probe* probe : {
-#if defined(__x86_64__)
-           k_amx_probe, k_avx512_bf16_probe, k_avx512_vnni_probe, k_avx512_probe, k_avx2_vnni_probe,
-           k_avx2_probe,
-#elif defined(__aarch64__)
-           k_neon_probe,
-#elif defined(__s390x__)
-           k_vxe_probe,
-#endif
-           k_scalar_probe})
-    if (strcmp(probe->target, target) == 0) return *probe;
+#define TARGET(name, ...) \
+  if (strcmp(target, #name) == 0) return *k_##name##_probe;
+#include "dispatch/targets.def"
   expect(false, "target %s has no probe", target);
   return *k_scalar_probe;
 }

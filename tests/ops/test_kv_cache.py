@@ -11,10 +11,12 @@ from cpu_backend import ops
 from cpu_backend.attention.backend import parts
 from tests.ops.attention_case import Cache, Case, Shape, halves, make_case, plan
 from tests.reference.attention import Masking, in_panels, page
+from tests.targets import TARGETS
 
 WRITE = "cpu_attn_reshape_and_cache"
 # Numbers of 32 bits in a vector.
-LANES = {"scalar": 4, "avx2": 8, "avx2_vnni": 8}.get(ops.load().target, 16)
+FEATURES = TARGETS[ops.load().target].features
+LANES = 16 if "avx512f" in FEATURES else 8 if "avx2" in FEATURES else 4
 
 
 def write(

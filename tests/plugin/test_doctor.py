@@ -340,19 +340,28 @@ def test_clock_that_is_held_down_is_named(
 
 # ---- library -------------------------------------------------------------------------------------
 
-LOADED = library.Facts("avx2", ("avx2", "scalar"), "", "", frozenset({"avx2"}), ("/t/libgomp.so",))
+LOADED = library.Facts(
+    "avx2",
+    ("avx2", "scalar"),
+    "",
+    "",
+    frozenset({"avx2"}),
+    ("/t/libgomp.so",),
+    "avx512: wide vectors",
+)
 
 
 def test_best_instruction_set_is_told_with_the_next_one() -> None:
     findings = list(library.judge(LOADED))
     assert not troubles(findings)
-    assert one(findings, "isa").says.startswith("avx2, the best that runs here; AVX-512")
+    assert one(findings, "isa").says.endswith("the next step would be avx512: wide vectors")
 
 
 @pytest.mark.parametrize(
     ("changed", "level", "words"),
     [
         ({"target": "scalar", "forced": "scalar"}, Level.NOTE, "unset CPU_BACKEND_ISA"),
+        ({"target": "scalar", "runnable": ("scalar",)}, Level.NOTE, "use another processor"),
         ({"mistake": "cpu_backend has no library: reinstall it."}, Level.PROBLEM, "reinstall it"),
         ({"flags": frozenset({"amx_bf16"})}, Level.NOTE, "the processor has AMX, and the system"),
         ({"runtimes": ("/a/libgomp.so.1", "/b/libiomp5.so")}, Level.NOTE, "2 OpenMP runtimes"),

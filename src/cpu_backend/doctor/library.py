@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,23 +12,14 @@ from cpu_backend.doctor.finding import Finding, note, ok, told
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.sysfs import PROCFS, read_text
 
-# What the next kind of processor would bring, by what runs here.
-NEXT = {
-    "scalar": "no vector instructions are used; AVX2 (x86-64 since 2013) is many times as fast",
-    "avx2": "AVX-512 with VNNI and BF16 (Zen 4, Sapphire Rapids) would be the next step",
-    "avx2_vnni": "AVX-512 with VNNI and BF16 (Zen 4, Sapphire Rapids) would be the next step",
-    "avx512": "VNNI (Ice Lake, Zen 4) would speed up integer weights",
-    "avx512_vnni": "BF16 (Zen 4, Sapphire Rapids) would speed up prompts in bf16",
-    "avx512_bf16": "AMX (Sapphire Rapids) would multiply bf16 in tiles",
-}
 RUNTIME = re.compile(r" (/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """``target`` and ``runnable`` as the library says, or ``mistake``, why it does not load;
-    ``forced`` is CPU_BACKEND_ISA, ``flags`` those of the processor in /proc/cpuinfo; ``runtimes``
-    the files of OpenMP runtimes that are mapped once it is loaded."""
+    """``target``, ``runnable`` and ``next`` as the library says, or ``mistake``, why it does not
+    load; ``forced`` is CPU_BACKEND_ISA, ``flags`` those of the processor in /proc/cpuinfo;
+    ``runtimes`` the files of OpenMP runtimes that are mapped once it is loaded."""
 
     target: str
     runnable: tuple[str, ...]
@@ -37,16 +27,17 @@ class Facts:
     forced: str
     flags: frozenset[str]
     runtimes: tuple[str, ...]
+    next: str = ""
 
 
 def read(procfs: Path = PROCFS) -> Facts:
-    target, mistake = "", ""
+    target, mistake, better = "", "", ""
     runnable: tuple[str, ...] = ()
     try:
         from cpu_backend import ops
 
         library = ops.load()
-        target, runnable = library.target, library.runnable
+        target, runnable, better = library.target, library.runnable, library.next
     except ConfigError as error:
         mistake = str(error)
     except Exception as error:  # a torch that is missing or broken: install.py names it
@@ -58,6 +49,7 @@ def read(procfs: Path = PROCFS) -> Facts:
         envs.ISA.get(),
         _flags(read_text(procfs / "cpuinfo")),
         runtimes(read_text(procfs / "self/maps")),
+        better,
     )
 
 
@@ -98,7 +90,8 @@ def _instruction_set(facts: Facts) -> Finding:
     if facts.target != best:
         said = f"{facts.target} is used, as CPU_BACKEND_ISA={facts.forced}, and {best} runs here"
         return note("isa", said, "unset CPU_BACKEND_ISA")
-    more = NEXT.get(best, "")
-    if best == "scalar" and platform.machine() == "x86_64":
-        return note("isa", f"scalar: {more}", "use another processor")
-    return ok("isa", f"{best}, the best that runs here{f'; {more}' if more else ''}")
+    if best == "scalar" and facts.next:
+        said = f"scalar, the slowest; the next step would be {facts.next}"
+        return note("isa", said, "use another processor")
+    more = f"; the next step would be {facts.next}" if facts.next else ""
+    return ok("isa", f"{best}, the best that runs here{more}")

@@ -1,4 +1,5 @@
-// Fills the kernel table for the target being compiled; included by dispatch/targets/*.cpp only.
+// All kernels for one target and the table of them: compiled once per line of targets.def, with
+// that line's flags and -DCPU_BACKEND_TARGET=<name>.
 #include "dispatch/kernel_table.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
@@ -56,7 +57,7 @@ CPU_BACKEND_INLINE void with_types(DType dtype, KvType cache, F f) {
 }
 
 const KernelTable kTable = {
-    CPU_BACKEND_TARGET_NAME,
+    CPU_BACKEND_STRING(CPU_BACKEND_TARGET),
     kPanelWidth,
     gemm_scratch_floats(),
     [](DType type, const NormArgs& args, Slice rows) {
@@ -168,6 +169,7 @@ const KernelTable kTable = {
 }  // namespace CPU_BACKEND_NAMESPACE
 
 namespace cpu_backend {
-extern const KernelTable* const CPU_BACKEND_TABLE_SYMBOL;
-const KernelTable* const CPU_BACKEND_TABLE_SYMBOL = &CPU_BACKEND_TARGET::kTable;
+#define CPU_BACKEND_TABLE CPU_BACKEND_JOIN(k_, CPU_BACKEND_TARGET, _table)
+extern const KernelTable* const CPU_BACKEND_TABLE;
+const KernelTable* const CPU_BACKEND_TABLE = &CPU_BACKEND_TARGET::kTable;
 }  // namespace cpu_backend
