@@ -14,7 +14,7 @@ from tests.reference.attention import Masking, in_panels, page
 
 WRITE = "cpu_attn_reshape_and_cache"
 # Numbers of 32 bits in a vector.
-LANES = {"scalar": 4, "avx2": 8, "avx2_vnni": 8}.get(ops.load().target, 16)
+LANES = {"scalar": 4, "neon": 4, "vxe": 4, "avx2": 8, "avx2_vnni": 8}.get(ops.load().target, 16)
 
 
 def write(
