@@ -78,6 +78,13 @@ $(STAMPS)/vllm: $(STAMPS)/torch
 	$(call step,installing vllm $(VLLM_VERSION) without its GPU packages,$(PIP) install -q --no-deps vllm==$(VLLM_VERSION))
 	@touch $@
 
+# What that version of the host asks for, where it differs.
+HOST_LIST := $(or $(wildcard requirements/host_$(basename $(VLLM_VERSION)).txt),requirements/host.txt)
+
+$(STAMPS)/host: $(HOST_LIST) $(STAMPS)/vllm
+	$(call step,installing $<,$(PIP) install -q -r $<)
+	@touch $@
+
 $(STAMPS)/%: requirements/%.txt $(STAMPS)/vllm
 	$(call step,installing requirements/$*.txt,$(PIP) install -q -r $<)
 	@touch $@
