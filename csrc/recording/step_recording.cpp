@@ -98,10 +98,15 @@ bool does_nothing_to_data(const std::string& name) {
          name == "aten::detach_";
 }
 
-#if defined(__GLIBC__) && defined(__x86_64__)
 // By their first versions: those of glibc 2.32 and 2.34 would keep the library from older systems.
-__asm__(".symver pthread_getattr_np, pthread_getattr_np@GLIBC_2.2.5");
-__asm__(".symver pthread_attr_getstack, pthread_attr_getstack@GLIBC_2.2.5");
+#if defined(__GLIBC__) && defined(__x86_64__)
+#define CPU_BACKEND_FIRST_GLIBC "GLIBC_2.2.5"
+#elif defined(__GLIBC__) && defined(__aarch64__)
+#define CPU_BACKEND_FIRST_GLIBC "GLIBC_2.17"
+#endif
+#ifdef CPU_BACKEND_FIRST_GLIBC
+__asm__(".symver pthread_getattr_np, pthread_getattr_np@" CPU_BACKEND_FIRST_GLIBC);
+__asm__(".symver pthread_attr_getstack, pthread_attr_getstack@" CPU_BACKEND_FIRST_GLIBC);
 #endif
 
 ByteRange stack_of_this_thread() {

@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     pass  # loads torch, which may be missing where this is asked
 
 GIB = 1 << 30
+ARM_CPUS = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0c"): "Neoverse N1",
+    ("0x41", "0xd40"): "Neoverse V1",
+    ("0x41", "0xd49"): "Neoverse N2",
+    ("0x41", "0xd4f"): "Neoverse V2",
+    ("0xc0", "0xac3"): "Ampere-1",
+}
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,10 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    values = {name.strip(): value.strip() for name, _, value in (x.partition(":") for x in lines)}
+    # ARM's kernels give numbers in place of a name.
+    part = (values.get("CPU implementer", ""), values.get("CPU part", ""))
+    return values.get("model name") or ARM_CPUS.get(part) or platform.machine()
 
 
 def banner(library: native.Library, dtype: str) -> list[str]:

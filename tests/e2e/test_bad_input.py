@@ -160,6 +160,23 @@ ONE_OF_EACH = {
     "smaller layers than weights": Mistake(
         "config.json makes it [576, 1000]", with_config(intermediate_size=1000)
     ),
+    "smaller vocabulary than weights": Mistake(
+        "config.json makes it [40000, 576]", with_config(vocab_size=40000)
+    ),
+    "words for a number": Mistake("rope_theta is 'big'", with_config(rope_theta="big")),
+    "tokenizer mode": Mistake(
+        "--tokenizer-mode foo is not known", arguments=("--tokenizer-mode", "foo")
+    ),
+    "generation config": Mistake(
+        "folder '/no/such' does not exist", arguments=("--generation-config", "/no/such")
+    ),
+    "logits processor": Mistake(
+        "No module named 'foo'", arguments=("--logits-processors", "foo:Bar")
+    ),
+    "no adapter": Mistake(
+        "LoRA adapter folder '/no/such' does not exist",
+        arguments=("--enable-lora", "--lora-modules", "a=/no/such"),
+    ),
     "long": Mistake("longer than the 8192 tokens", arguments=("--max-model-len", "999999")),
     "quantization": Mistake("'foo' is not known", arguments=("--quantization", "foo")),
     "tokenizer elsewhere": Mistake(

@@ -1,6 +1,6 @@
 """Wrong arguments of the command line in one sentence.
 
-What: errors of ``validate_parsed_serve_args`` become sentences.
+What: errors of ``validate_parsed_serve_args`` become sentences, and LoRA adapters are looked for.
 Why: the host shows a traceback.
 Since: 0.32
 Until: never: manners, not a defect.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from cpu_backend.host.seam import load, patch
-from cpu_backend.serving import sentences
+from cpu_backend.serving import preflight, sentences
 
 CLI_ARGS = (
     "vllm.entrypoints.launchers.cli_args",  # 0.32
@@ -24,7 +24,13 @@ def validate(original: Any) -> Any:
     """In a sentence."""
     from vllm.exceptions import VLLMValidationError
 
-    return sentences.told(*sentences.ARGUMENTS, VLLMValidationError)(original)
+    @sentences.told(*sentences.ARGUMENTS, VLLMValidationError)
+    def check(args: Any) -> None:
+        original(args)
+        for adapter in getattr(args, "lora_modules", None) or ():
+            preflight.look_for("LoRA adapter", adapter.path)
+
+    return check
 
 
 def parse(command_line: list[str]) -> Any:

@@ -1,8 +1,10 @@
 """A weight of the checkpoint is loaded whole, or not at all.
 
-What: loaders of linear layers and experts compare shapes first (layers/whole_weights.py).
+What: loaders of linear layers, embeddings and experts compare shapes first
+    (layers/whole_weights.py).
 Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
-    one does: with another model's config.json the engine starts, and answers nonsense.
+    one does: with another model's config.json the engine starts, and answers nonsense.  An
+    embedding fails an assertion without words.
 Since: 0.32
 Until: it compares.
 """
@@ -32,6 +34,18 @@ def into_linear(module: Any) -> None:
 
     for symbol in LINEAR:
         replace(module, symbol.partition("(")[0], whole_weights.into_linear)
+
+
+@patch(
+    "vllm.model_executor.layers.vocab_parallel_embedding",
+    "VocabParallelEmbedding.weight_loader(self, param, loaded_weight)",
+    when=When.COMPUTING,
+)
+def into_embedding(original: Any) -> Any:
+    """The same."""
+    from cpu_backend.layers import whole_weights
+
+    return whole_weights.into_embedding(original)
 
 
 @patch(

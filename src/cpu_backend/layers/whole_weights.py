@@ -16,6 +16,7 @@ from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
+    UnquantizedEmbeddingMethod,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
 )
@@ -60,6 +61,18 @@ def _out_features(layer: Any, shard: Any) -> int | None:
         return int(layer.output_size)
     shards = sizes if shard is None else shard if isinstance(shard, tuple) else (shard,)
     return sum(sizes[s] for s in shards) if sizes.keys() >= set(shards) else None
+
+
+def into_embedding(load: Load) -> Load:
+    """The same of embeddings and heads, whose rows are the vocabulary."""
+
+    def weight_loader(self: Any, param: torch.nn.Parameter, loaded_weight: torch.Tensor) -> Any:
+        if isinstance(self.quant_method, UnquantizedEmbeddingMethod) and param.dim() == 2:
+            whole = (self.org_vocab_size, self.embedding_dim)
+            _compare("the vocabulary", loaded_weight, whole)
+        return load(self, param, loaded_weight)
+
+    return weight_loader
 
 
 def into_experts(load: Load) -> Load:

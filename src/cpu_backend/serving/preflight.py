@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import pkgutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ Check = Callable[[Any], "str | None"]
 AGAIN = "download it again, or choose another model."
 HEADER_BYTES = 100_000_000  # the longest header that safetensors reads
 TOKENIZERS = ("tokenizer*", "vocab*", "tekken.json", "merges.txt", "*.model", "*.tiktoken", "*.spm")
+FREQUENCIES = ("rope_theta", "rope_local_base_freq", "partial_rotary_factor")
 SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 # A socket's name has at most 107 bytes, of which the host takes a slash and 36.
@@ -44,8 +46,8 @@ def look(arguments: Any, variables: dict[str, Callable[[], Any]]) -> None:
 
 
 def look_for(kind: str, name: str | None, revision: str | None = None) -> None:
-    """Raise ConfigError where the host would look for the ``kind`` ("model" or "tokenizer") called
-    ``name`` in vain.
+    """Raise ConfigError where the host would look for the ``kind`` ("model", "tokenizer" or the
+    like) called ``name`` in vain.
 
     Before it does, because it takes the path of a missing folder for a name on the model hub.
     """
@@ -139,6 +141,12 @@ def _impossible(config: Path) -> str | None:
     for name in SIZES:
         if isinstance(size := values.get(name), int) and size < 1:
             return f"'{config}' says that {name} is {size}: {AGAIN}"
+    for name in FREQUENCIES:
+        number = values.get(name)
+        if number is not None and not (isinstance(number, int | float) and number > 0):
+            return (
+                f"'{config}' says that {name} is {number!r}, which is no positive number: {AGAIN}"
+            )
     for name in ("dtype", "torch_dtype"):
         dtype = values.get(name)
         if isinstance(dtype, str) and dtype != "auto":
@@ -175,7 +183,11 @@ def tokenizer(arguments: Any) -> str | None:
 
 
 def generation(arguments: Any) -> str | None:
-    """generation_config.json: an object, if it is JSON; the host passes over one that is not."""
+    """generation_config.json: an object, if it is JSON; the host passes over one that is not.
+    One elsewhere is there."""
+    elsewhere = str(arguments.generation_config)
+    if elsewhere not in ("auto", "vllm"):
+        return _missing("generation config", elsewhere, None)
     path = Path(str(arguments.model)) / "generation_config.json"
     try:
         json.loads(path.read_bytes())
@@ -204,6 +216,23 @@ def _ends_as_object(path: Path) -> bool:
         first = file.read(1)
         file.seek(max(0, path.stat().st_size - 64))
         return first == b"{" and file.read().rstrip().endswith(b"}")
+
+
+# ---- code of the user's --------------------------------------------------------------------------
+
+
+def logits_processors(arguments: Any) -> str | None:
+    """Those named as ``module:Class`` can be imported."""
+    for name in arguments.logits_processors or ():
+        try:
+            if isinstance(name, str):
+                pkgutil.resolve_name(name)
+        except Exception as error:  # whatever the user's module raises
+            return (
+                f"--logits-processors {name} cannot be loaded ({error}): name it as module:Class, "
+                "of a module that Python finds (PYTHONPATH)."
+            )
+    return None
 
 
 # ---- weights -------------------------------------------------------------------------------------
@@ -264,7 +293,14 @@ def damage(path: Path) -> str | None:
     return None
 
 
-CHECKS: tuple[Check, ...] = (folder, configuration, tokenizer, generation, weights)
+CHECKS: tuple[Check, ...] = (
+    folder,
+    configuration,
+    tokenizer,
+    generation,
+    logits_processors,
+    weights,
+)
 
 
 # ---- the address ---------------------------------------------------------------------------------

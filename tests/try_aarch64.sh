@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# try_aarch64.sh TORCH VLLM: what the owner of an ARM server would do, on an emulated one.  Builds the
+# wheel with a cross compiler, installs it beside torch and the host for ARM into build/aarch64, runs
+# tests of the ops there for as long as AARCH64_SECONDS (600) and asks the demo model a question.
+# Every part prints its seconds.  Needs .venv, whose versions of the host's packages it takes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD/build/aarch64/root
+python=$PWD/.venv/bin/python
+arm() { PYTHONPATH=. HF_HUB_OFFLINE=1 "$root/usr/bin/python" "$@"; }
+part() { printf -- '--- %s: %d s\n' "$1" "$SECONDS"; SECONDS=0; }
+
+"$python" -m tools.aarch64 "$root" "$1" "$2"
+part "system, torch and host"
+"$python" -m tools.wheel "$root/usr/local/lib/python3.11/dist-packages/torch" \
+  --machine aarch64 --output build/aarch64/wheel
+part "wheel"
+"$python" -m tools.aarch64 "$root" "$1" "$2" build/aarch64/wheel/*.whl
+arm -m cpu_backend.info | grep -E "^(version|instruction set|built for torch) "
+part "installing it, and what it says of this CPU"
+arm -m tests.ask "$("$python" -m cpu_backend.demo_model)"
+part "question"
+# Beginning with what every model needs; the first that fails ends the run, and so does the time.
+names=(norm linear attention kv_cache rope activation elementwise sample quant_linear gguf_layer experts
+  latent_attention step_recording)
+files=("${names[@]/#/tests/ops/test_}")
+status=0
+PYTHONPATH=. timeout "${AARCH64_SECONDS:-600}" "$root/usr/bin/python" -m pytest -x -p no:cacheprovider \
+  -m "not slow" "${files[@]/%/.py}" || status=$?
+if [ $status = 124 ]; then
+  echo "the time is over: what is not listed above was not run"
+elif [ $status != 0 ]; then
+  exit $status
+fi
+part "op tests"
