@@ -35,8 +35,15 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def make(one: Choice) -> object:
-    weight = torch.ones(4, 8)
-    return one.make("torch.float32", lambda provider: provider.linear(weight))
+    return one.make("torch.float32", make_small)
+
+
+def make_small(provider: Provider) -> object:
+    return provider.linear(torch.ones(4, 8))
+
+
+def refuse(*_: object) -> None:
+    raise Unsupported("does not multiply codes")
 
 
 def test_native_is_the_default(linear: Choice) -> None:
@@ -97,17 +104,25 @@ def test_an_import_that_fails_is_told(linear: Choice, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CPU_BACKEND_LINEAR", "broken")
     linear.check(None)
     with pytest.raises(ConfigError, match=r"importing it failed \(no such instruction\)"):
-        linear.prepare()
+        linear.prepare(make_small)
+
+
+@pytest.mark.parametrize("name", ["native", "torch"])
+def test_a_dtype_that_is_lacking_is_told_before_weights_are_read(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPU_BACKEND_LINEAR", name)
+    choice.prepare(torch.bfloat16)
+    monkeypatch.setattr(type(choice.load("torch")), "linear", refuse)
+    if name == "torch":
+        with pytest.raises(ConfigError, match=r"for this model: torch does not multiply codes\. "):
+            choice.prepare(torch.bfloat16)
 
 
 def test_what_a_named_provider_lacks_ends_the_start(
     linear: Choice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CPU_BACKEND_LINEAR", "torch")
-
-    def refuse(_: Provider) -> None:
-        raise Unsupported("does not multiply codes")
-
     with pytest.raises(ConfigError, match=r"for this model: torch does not multiply codes\. "):
         linear.make("int8", refuse)
     with pytest.raises(ConfigError, match="does not go with --quantization cpu_int4"):
@@ -122,7 +137,7 @@ def test_auto_falls_back_and_counts(
     monkeypatch.setenv("CPU_BACKEND_LINEAR", "auto")
     monkeypatch.setattr(measured, "best", lambda kind, dtype: best)
     linear.check(None)
-    linear.prepare()
+    linear.prepare(make_small)
     for _ in range(3):
         assert isinstance(make(linear), ops.PackedLinear)
     assert linear.describe() == "auto (3 native)"

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from cpu_backend.providers import measured
@@ -85,10 +87,10 @@ class Choice:
                 "which is made for native products: choose one of them."
             )
 
-    def prepare(self) -> None:
-        """Import the provider that was named, before any weight is read."""
+    def prepare(self, trial: Callable[[Provider], object]) -> None:
+        """Import the provider that was named, and try it, before any weight is read."""
         if (name := self.name) != AUTO:
-            load(name)
+            self._make_by(name, trial)
 
     def make(self, dtype: str, what: Callable[[Provider], Made]) -> Made:
         """``what`` of the chosen provider; ``dtype``: of the weight, as measured.best() knows it.
@@ -97,15 +99,7 @@ class Choice:
         """
         name = self.name
         if name != AUTO:
-            try:
-                made = what(load(name))
-            except Unsupported as error:
-                if name == NATIVE:
-                    raise
-                raise ConfigError(
-                    f"{self._variable.name}={name} cannot be used for this model: {name} {error}. "
-                    "Choose native, which has everything that is supported here, or auto."
-                ) from error
+            made = self._make_by(name, what)
             self.made[name] += 1
             return made
         for candidate in (measured.best(self._kind, dtype), NATIVE):
@@ -121,6 +115,17 @@ class Choice:
             self.made[candidate] += 1
             return made
         raise AssertionError("native makes everything")
+
+    def _make_by(self, name: str, what: Callable[[Provider], Made]) -> Made:
+        try:
+            return what(load(name))
+        except Unsupported as error:
+            if name == NATIVE:
+                raise
+            raise ConfigError(
+                f"{self._variable.name}={name} cannot be used for this model: {name} {error}. "
+                "Choose native, which has everything that is supported here, or auto."
+            ) from error
 
     def describe(self) -> str:
         """What was chosen, and under "auto" how often each was."""
@@ -153,10 +158,10 @@ def _tell(sentence: str) -> None:
     logger.info("cpu_backend: %s.", sentence)
 
 
-def prepare() -> None:
-    """Import what was named, in a process that computes."""
-    linear.prepare()
-    experts.prepare()
+def prepare(dtype: torch.dtype) -> None:
+    """Import what was named, in a process that computes; ``dtype``: of the activations."""
+    linear.prepare(lambda provider: provider.linear(torch.zeros(64, 64, dtype=dtype)))
+    experts.prepare(lambda provider: None)
 
 
 def replayable() -> bool:

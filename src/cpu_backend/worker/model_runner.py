@@ -41,7 +41,7 @@ class CPUModelRunner(HostCPUModelRunner):
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""
         start = time.perf_counter()
-        providers.prepare()
+        providers.prepare(self.model_config.dtype)
         super().load_model(load_dummy_weights)
         self._check_cache_type()
         draft_model = self.get_draft_model()
