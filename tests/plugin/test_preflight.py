@@ -35,6 +35,8 @@ def arguments(model: Path, **changed: Any) -> SimpleNamespace:
         "tokenizer": None,
         "tokenizer_revision": None,
         "skip_tokenizer_init": False,
+        "generation_config": "auto",
+        "logits_processors": None,
     }
     return SimpleNamespace(**{**defaults, **changed})
 
@@ -196,6 +198,18 @@ def test_a_file_that_is_no_model_is_told(model: Path) -> None:
     assert "is no model" in said(
         lambda: preflight.look(arguments(model / "config.json"), environment_variables)
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"generation_config": "/no/such"}, "folder '/no/such' does not exist"),
+        ({"logits_processors": ["foo:Bar"]}, "foo:Bar cannot be loaded (No module named 'foo')"),
+        ({"logits_processors": ["json:Bar"]}, "has no attribute 'Bar'"),
+    ],
+)
+def test_what_is_wrong_elsewhere_is_named(model: Path, changed: dict[str, Any], words: str) -> None:
+    assert words in said(lambda: preflight.look(arguments(model, **changed), environment_variables))
 
 
 @pytest.mark.parametrize(
