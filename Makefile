@@ -208,7 +208,7 @@ host-test: $(STAMPS)/compiler wheel  ## run a choice of the tests beside the oth
 ipex-test: $(STAMPS)/build $(STAMPS)/compiler  ## test Intel Extension for PyTorch as a provider
 	@$(REPORT) run "provider ipex" tests/try_ipex.sh $(PYTHON)
 
-# Not part of test-all: the host for another CPU (6 GB), and 19 minutes.
+# Not part of test-all: the host for another CPU (3 GB), and 19 minutes.
 aarch64-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/wheel  ## run the whole plugin on an emulated ARM server
 	@$(REPORT) run --needs aarch64-linux-gnu-g++ --needs qemu-aarch64-static --needs apt-get \
 		"emulated ARM server" tests/try_aarch64.sh $(TORCH_VERSION) $(VLLM_VERSION)
