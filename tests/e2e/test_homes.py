@@ -47,7 +47,8 @@ def test_home_and_current_folder_may_be_read_only(model_path: str, tmp_path: Pat
 @pytest.mark.needs("root", "setpriv")
 def test_user_may_have_neither_name_nor_home(model_path: str, tmp_path: Path) -> None:
     folder = read_only(tmp_path / "folder")
-    with tempfile.TemporaryDirectory() as temporary:  # short, as names of sockets must be
+    # Short, as names of sockets must be, and below no folder of root's own, as TMPDIR may be.
+    with tempfile.TemporaryDirectory(dir="/tmp") as temporary:
         Path(temporary).chmod(0o777)
         program = [*NO_HOME, f"TMPDIR={temporary}", *STRANGER]
         [[answer]], _ = engine.run_by(program, job(model_path), folder)
