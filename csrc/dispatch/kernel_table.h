@@ -28,6 +28,7 @@ struct KernelTable {
   int64_t (*packed_elements)(DType, int64_t n, int64_t k, int parts);
   void (*pack_weight)(DType, const PackArgs&, Slice panels);
   void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
+  bool (*rows_collide)(DType, int64_t m, int64_t stride);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
 
   int64_t quant_tile_rows;  // at most

@@ -92,6 +92,9 @@ const KernelTable kTable = {
     [](DType type, const UnpackArgs& args, Slice rows) {
       with_type(type, [&](auto t) { unpack_rows<decltype(t)>(args, rows); });
     },
+    [](DType type, int64_t m, int64_t stride) {
+      return with_type(type, [&](auto t) { return rows_collide<decltype(t)>(m, stride); });
+    },
     [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
     },

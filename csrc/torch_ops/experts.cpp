@@ -64,7 +64,7 @@ struct ExpertProducts {
     product.m = used.rows.end - used.rows.begin;
     product.rows =
         static_cast<char*>(common.rows) + used.rows.begin * product_row_bytes(*product.weight);
-    product.rows_stride = product.weight->k;
+    product.rows_stride = padded_depth(product.weight->k);
     product.c = static_cast<char*>(common.c) + used.rows.begin * common.c_stride * element_bytes;
     product.epilogue.bias = bias ? bias + used.expert * bias_bytes : nullptr;
     return product;
@@ -145,9 +145,10 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
                       "gate and up projections must be packed in 2 parts.");
   const auto buffer = [&](int64_t row_bytes) { return at::empty({pairs, row_bytes}, at::kByte); };
   const bool quantized_down = second.weights[0]->quantized != nullptr;
-  const int64_t hidden_bytes = intermediate * x.element_size();
+  const int64_t hidden_stride = padded_depth(intermediate);
+  const int64_t hidden_bytes = hidden_stride * x.element_size();
   const at::Tensor rows = buffer(product_row_bytes(*first.weights[0]));
-  const at::Tensor halves = buffer(gated ? 0 : 2 * hidden_bytes);
+  const at::Tensor halves = buffer(gated ? 0 : 2 * intermediate * x.element_size());
   const at::Tensor hidden = buffer(hidden_bytes);
   const at::Tensor down_rows =
       quantized_down ? buffer(product_row_bytes(*second.weights[0])) : hidden;
@@ -156,7 +157,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   first.common.dtype = second.common.dtype = dtype;
   first.common.rows = rows.data_ptr();
   first.common.c = gated ? hidden.data_ptr() : halves.data_ptr();
-  first.common.c_stride = gated ? intermediate : 2 * intermediate;
+  first.common.c_stride = gated ? hidden_stride : 2 * intermediate;
   first.common.epilogue.gated = gated;
   first.common.epilogue.activation = kind;
   second.common.rows = down_rows.data_ptr();
@@ -188,7 +189,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
     const ActivationArgs args{halves.const_data_ptr(),
                               2 * intermediate,
                               hidden.data_ptr(),
-                              intermediate,
+                              hidden_stride,
                               intermediate,
                               kind,
                               true,
@@ -202,7 +203,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
                       mixture->for_each_expert(slice, [&](const ExpertRows& used, Slice own) {
                         const Product product = mixture->down.product(used, mixture->element_bytes);
                         const int64_t first_row = used.rows.begin;
-                        product.take_rows(from + first_row * hidden_bytes, intermediate,
+                        product.take_rows(from + first_row * hidden_bytes, hidden_stride,
                                           {own.begin - first_row, own.end - first_row});
                       });
                     });

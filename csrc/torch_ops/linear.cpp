@@ -80,9 +80,10 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
   product.float_output = float_output;
   product.epilogue = epilogue;
   at::Tensor taken;
-  if (weight.quantized) {
+  if (weight.quantized || kernels().rows_collide(product.dtype, m, product.rows_stride)) {
     taken = at::empty({m, product_row_bytes(weight)}, at::kByte);
     product.rows = taken.data_ptr();
+    product.rows_stride = padded_depth(weight.k);
     parallel_slices(m, row_grain(weight.k),
                     [=, x = a.const_data_ptr(), stride = a.stride(0)](Slice rows) {
                       product.take_rows(x, stride, rows);

@@ -29,7 +29,7 @@ struct ItemTiles {
 
 int64_t product_row_bytes(const PackedLinear& weight) {
   return weight.quantized ? kernels().quant_row_bytes(weight.quantized->layout.multiplied())
-                          : weight.k * weight.packed.element_size();
+                          : padded_depth(weight.k) * weight.packed.element_size();
 }
 
 int64_t product_scratch_floats(const PackedLinear& weight) {
@@ -52,11 +52,10 @@ QuantRows Product::quant_rows() const {
 
 void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
   if (!weight->quantized) {
-    const int64_t bytes = product_row_bytes(*weight);
-    const int64_t element = bytes / weight->k;
+    const int64_t element = weight->packed.element_size();
     for (int64_t r = taken.begin; r < taken.end; ++r)
       std::memcpy(static_cast<char*>(rows) + r * rows_stride * element,
-                  static_cast<const char*>(x) + r * x_stride * element, bytes);
+                  static_cast<const char*>(x) + r * x_stride * element, weight->k * element);
     return;
   }
   const QuantizedWeight& quantized = *weight->quantized;

@@ -6,7 +6,7 @@
 
 namespace cpu_backend {
 
-// Bytes of a row of activations as the weight's product reads it.
+// Bytes from one row of activations to the next where they are taken for the weight's product.
 int64_t product_row_bytes(const PackedLinear& weight);
 int64_t product_scratch_floats(const PackedLinear& weight);
 

@@ -13,11 +13,12 @@ from cpu_backend.ops import PackedLinear
 from tests.ops.accuracy import assert_accurate, guarded
 from tests.reference.linear import linear
 
-# [tokens, out_features, in_features]: around lanes, panels, register tiles and chains of 128.
+# [tokens, out_features, in_features]: around lanes, panels, register tiles and chains of 128; the
+# last two of rows that lie a multiple of 4 KiB apart and are copied.
 SHAPES = [
     (1, 1, 1), (1, 8, 3), (2, 17, 5), (3, 15, 16), (5, 16, 17), (6, 31, 33), (7, 33, 31),
     (11, 63, 127), (12, 65, 128), (13, 127, 129), (25, 129, 96), (1, 255, 511), (1, 257, 513),
-    (64, 48, 1537),
+    (64, 48, 1537), (9, 33, 2048), (25, 17, 4096),
 ]  # fmt: skip
 
 
@@ -88,11 +89,12 @@ def test_linear_accepts_any_strides(dtype: torch.dtype, seeded: torch.Generator)
         random(dtype, seeded, 21, 5).T,
         random(dtype, seeded, 5, 21, 4)[..., 2],
         random(dtype, seeded, 2, 5, 21, 4)[..., 2],
+        random(dtype, seeded, 13, 4096)[:, 7:28],
     ):
         assert_accurate(PackedLinear(weight)(x), linear, x, weight)
 
 
-@pytest.mark.parametrize(("n", "k"), [(33, 50), (200, 300)])
+@pytest.mark.parametrize(("n", "k"), [(33, 50), (200, 300), (33, 2048)])
 def test_linear_result_of_a_row_does_not_depend_on_its_batch(
     n: int, k: int, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
