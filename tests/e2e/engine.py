@@ -76,7 +76,7 @@ class Engines:
                 self._output.append(line)
         finally:
             limit.cancel()
-        raise AssertionError(self.log()[-4000:])
+        raise AssertionError(self.log()[-20000:])
 
     @property
     def alive(self) -> bool:

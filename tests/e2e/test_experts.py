@@ -83,6 +83,26 @@ def test_fp32_tokens_equal_transformers(
     assert [result["tokens"] for [result] in alone] == wanted
 
 
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("torch", marks=pytest.mark.slow),
+        pytest.param("zentorch", marks=pytest.mark.needs("zentorch")),
+    ],
+)
+def test_other_providers_of_experts_give_the_same_tokens(
+    provider: str, mixture: Path, short: list[list[int]], wanted: list[list[int]]
+) -> None:
+    job = {
+        "engine": {"model": str(mixture), "dtype": "float32", "max_model_len": 2048},
+        "batches": [short],
+        "sampling": {"max_tokens": NEW_TOKENS},
+    }
+    named = {"CPU_BACKEND_LINEAR": "torch", "CPU_BACKEND_EXPERTS": provider}
+    [results] = engine.run(job, **named)
+    assert [result["tokens"] for result in results] == wanted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--enable-expert-parallel"]], ids=["halves", "half"])
 def test_replicas_compute_the_experts_of_each_others_requests(

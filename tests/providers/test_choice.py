@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from cpu_backend import envs, ops
 from cpu_backend.errors import ConfigError
+from cpu_backend.host.bases import FusedMoEMethodBase, MoEActivation
+from cpu_backend.layers.experts import UnquantizedExpertsMethod
+from cpu_backend.layers.quantization.int8 import Int8ExpertsMethod
 from cpu_backend.providers import choice, measured
 from cpu_backend.providers.choice import Choice
 from cpu_backend.providers.interface import Needs, Provider, Unsupported
@@ -23,6 +27,13 @@ def library() -> None:
 @pytest.fixture
 def linear() -> Choice:
     return Choice(envs.LINEAR, "linear")
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test has had made is not known to the next."""
+    for one in (choice.linear, choice.experts):
+        monkeypatch.setattr(one, "_rehearsed", set())
 
 
 @pytest.fixture
@@ -104,7 +115,7 @@ def test_an_import_that_fails_is_told(linear: Choice, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CPU_BACKEND_LINEAR", "broken")
     linear.check(None)
     with pytest.raises(ConfigError, match=r"importing it failed \(no such instruction\)"):
-        linear.prepare(make_small)
+        linear.rehearse("small", make_small)
 
 
 @pytest.mark.parametrize("name", ["native", "torch"])
@@ -116,7 +127,39 @@ def test_a_dtype_that_is_lacking_is_told_before_weights_are_read(
     monkeypatch.setattr(type(choice.load("torch")), "linear", refuse)
     if name == "torch":
         with pytest.raises(ConfigError, match=r"for this model: torch does not multiply codes\. "):
-            choice.prepare(torch.bfloat16)
+            choice.prepare(torch.float16)
+
+
+def test_experts_that_are_lacking_are_told_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Made(Exception):  # noqa: N818 (what the host would do next)
+        pass
+
+    class Host(FusedMoEMethodBase):  # type: ignore[misc]
+        def create_weights(self, *_: object) -> None:
+            raise Made
+
+    class Whole(UnquantizedExpertsMethod, Host):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.moe = SimpleNamespace(activation=MoEActivation.SILU)
+
+    class Quantized(Int8ExpertsMethod, Host):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.moe = SimpleNamespace(activation=MoEActivation.SILU)
+
+    sizes = (torch.nn.Module(), 4, 64, 32, torch.bfloat16)
+    for method in (Whole(), Quantized()):
+        with pytest.raises(Made):
+            method.create_weights(*sizes)
+    monkeypatch.setenv("CPU_BACKEND_EXPERTS", "torch")
+    with pytest.raises(Made):
+        Whole().create_weights(*sizes)
+    with pytest.raises(ConfigError, match="torch does not have quantized experts"):
+        Quantized().create_weights(*sizes)
+    monkeypatch.setattr(type(choice.load("torch")), "experts", refuse)
+    with pytest.raises(ConfigError, match="torch does not multiply codes"):
+        Whole().create_weights(torch.nn.Module(), 4, 64, 48, torch.bfloat16)
 
 
 def test_what_a_named_provider_lacks_ends_the_start(
@@ -137,7 +180,7 @@ def test_auto_falls_back_and_counts(
     monkeypatch.setenv("CPU_BACKEND_LINEAR", "auto")
     monkeypatch.setattr(measured, "best", lambda kind, dtype: best)
     linear.check(None)
-    linear.prepare(make_small)
+    linear.rehearse("small", make_small)
     for _ in range(3):
         assert isinstance(make(linear), ops.PackedLinear)
     assert linear.describe() == "auto (3 native)"

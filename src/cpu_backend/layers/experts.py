@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 
-from cpu_backend import envs, ops, providers
-from cpu_backend.errors import ConfigError
+from cpu_backend import ops, providers
 from cpu_backend.host.bases import (
     CPUUnquantizedExperts,
     ExpertTokensMetadata,
@@ -99,6 +99,39 @@ class ExpertsMethod(FusedMoEMethodBase):
     expert's gate and up projection ("w13") or down projection ("w2").
     """
 
+    def create_weights(
+        self,
+        layer: RoutedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """The host's; before, what the provider that was named lacks is told."""
+        gate_up = (1, 2 * intermediate_size_per_partition, hidden_size)
+        providers.experts.rehearse(
+            (type(self), gate_up, params_dtype, self.moe.activation),
+            lambda provider: self.try_on(provider, gate_up, params_dtype),
+        )
+        super().create_weights(
+            layer,
+            num_experts,
+            hidden_size,
+            intermediate_size_per_partition,
+            params_dtype,
+            **extra_weight_attrs,
+        )
+
+    def try_on(
+        self, provider: providers.Provider, gate_up: tuple[int, int, int], dtype: torch.dtype
+    ) -> None:
+        """Raises Unsupported for what a provider other than native does not have.
+
+        gate_up: shape of those projections, [experts, 2 * intermediate, hidden].
+        """
+        raise providers.Unsupported("does not have quantized experts")
+
     @abstractmethod
     def matrix(self, layer: RoutedExperts, name: str, expert: int) -> ops.PackedLinear:
         """[2 * intermediate, hidden] in 2 parts, or [hidden, intermediate]."""
@@ -131,11 +164,6 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     def pack(self, layer: RoutedExperts) -> tuple[providers.Experts, dict[str, int]]:
         """The experts, and the output features of the parameters they came from."""
-        if providers.experts.name not in ("native", "auto"):
-            raise ConfigError(
-                f"{envs.EXPERTS.name}={providers.experts.name} does not have quantized experts: "
-                "choose native."
-            )
         gate_up, down = (
             [self.matrix(layer, name, e) for e in range(layer.local_num_experts)]
             for name in ("w13", "w2")
@@ -184,6 +212,17 @@ class UnquantizedExpertsMethod(ExpertsMethod):
         """As loaded."""
         weight = getattr(layer, f"{name}_weight").detach()[expert]
         return ops.PackedLinear(weight, parts=2 if name == "w13" else 1)
+
+    def try_on(
+        self, provider: providers.Provider, gate_up: tuple[int, int, int], dtype: torch.dtype
+    ) -> None:
+        """Weights of zeros."""
+        experts, rows, hidden = gate_up
+        provider.experts(
+            torch.zeros(gate_up, dtype=dtype),
+            torch.zeros(experts, hidden, rows // 2, dtype=dtype),
+            ACTIVATIONS[self.moe.activation],
+        )
 
     def pack(self, layer: RoutedExperts) -> tuple[providers.Experts, dict[str, int]]:
         """By the chosen provider."""

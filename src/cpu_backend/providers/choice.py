@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import torch
@@ -63,6 +63,7 @@ class Choice:
         self._variable, self._kind = variable, kind
         self.made: Counter[str] = Counter()
         self._failed: dict[str, str] = {}  # under "auto": provider, why not
+        self._rehearsed: set[tuple[str, Hashable]] = set()
 
     @property
     def name(self) -> str:
@@ -87,10 +88,16 @@ class Choice:
                 "which is made for native products: choose one of them."
             )
 
-    def prepare(self, trial: Callable[[Provider], object]) -> None:
-        """Import the provider that was named, and try it, before any weight is read."""
-        if (name := self.name) != AUTO:
+    def rehearse(self, what: Hashable, trial: Callable[[Provider], object]) -> None:
+        """Import the provider that was named, and have it make ``what``, of which no weight has
+        been read yet.  Native makes everything, and "auto" has it to fall back on.
+
+        Raises ConfigError where the provider cannot make it.
+        """
+        name = self.name
+        if name not in (NATIVE, AUTO) and (name, what) not in self._rehearsed:
             self._make_by(name, trial)
+            self._rehearsed.add((name, what))
 
     def make(self, dtype: str, what: Callable[[Provider], Made]) -> Made:
         """``what`` of the chosen provider; ``dtype``: of the weight, as measured.best() knows it.
@@ -160,8 +167,8 @@ def _tell(sentence: str) -> None:
 
 def prepare(dtype: torch.dtype) -> None:
     """Import what was named, in a process that computes; ``dtype``: of the activations."""
-    linear.prepare(lambda provider: provider.linear(torch.zeros(64, 64, dtype=dtype)))
-    experts.prepare(lambda provider: None)
+    linear.rehearse(dtype, lambda provider: provider.linear(torch.zeros(64, 64, dtype=dtype)))
+    experts.rehearse(None, lambda provider: None)
 
 
 def replayable() -> bool:

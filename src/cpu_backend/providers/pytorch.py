@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cpu_backend.products import ACTIVATIONS, Experts, Linear
 from cpu_backend.providers.codes import PlainCodes, plain
-from cpu_backend.providers.experts import ExpertByExpert
+from cpu_backend.providers.expert_by_expert import ExpertByExpert
 from cpu_backend.providers.interface import Matrix, Provider, Unsupported
 
 INT4_GROUPS = (256, 128, 64, 32)  # that aten::_weight_int4pack_mm_for_cpu takes

@@ -25,6 +25,7 @@ from cpu_backend.layers.quantization.packing import (
     PackedKernel,
     naming,
     pack,
+    rehearse,
     weight_only_activations,
 )
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
@@ -42,6 +43,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
         # Not the parent's, which prepares to quantize activations.
         del layer_param_names
         self.config = c
+        _rehearse(torch.float8_e4m3fn)
 
     @classmethod
     def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
@@ -126,6 +128,10 @@ class Fp8ExpertsMethod(ExpertsMethod):
 class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
     """e4m3 weights with a power of two per 32 channels."""
 
+    def __init__(self, c: Mxfp8LinearLayerConfig) -> None:
+        super().__init__(c)
+        _rehearse(torch.float8_e4m3fn)
+
     @classmethod
     def can_implement(cls, c: Mxfp8LinearLayerConfig) -> tuple[bool, str | None]:
         """Matrices; not the batched products of MLA."""
@@ -156,6 +162,10 @@ def matrix_of_mxfp8(weight: torch.Tensor, scales: torch.Tensor) -> Matrix:
 
 class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
     """e2m1 weights with a power of two per 32 channels."""
+
+    def __init__(self, config: MxFp4LinearLayerConfig) -> None:
+        super().__init__(config)
+        _rehearse(torch.float4_e2m1fn_x2)
 
     @classmethod
     def can_implement(cls, config: MxFp4LinearLayerConfig) -> tuple[bool, str | None]:
@@ -189,6 +199,11 @@ def matrix_of_mxfp4(pairs: torch.Tensor, scales: torch.Tensor) -> Matrix:
         in_features,
         weight_only_activations(),
     )
+
+
+def _rehearse(stored: torch.dtype) -> None:
+    """The host does not always say a layer's shape, and no provider asks for it."""
+    rehearse((64, 64), 8, 32, FLOAT.kind, torch.bfloat16, stored=stored)
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:

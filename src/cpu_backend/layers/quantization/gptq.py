@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
     LinearMethodBase,
@@ -32,8 +33,10 @@ from cpu_backend.host.quantized_bases import (
 )
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
+    kept_bits,
     pack,
     recentred,
+    rehearse,
     unpack_rows,
     weight_only_activations,
 )
@@ -144,6 +147,14 @@ class CpuGPTQLinearMethod(LinearMethodBase):
         out_features = sum(output_partition_sizes)
         self.in_features = input_size_per_partition
         self.group = input_size if self.config.group_size == -1 else self.config.group_size
+        rehearse(
+            (out_features, input_size_per_partition),
+            kept_bits(self.bits),
+            self.group,
+            envs.activations(),
+            params_dtype,
+            zeros=not self.config.is_sym,
+        )
         # Channels of one rank belong to any group when they are out of order.
         whole = input_size != input_size_per_partition and (
             self.config.group_size == -1 or self.config.desc_act

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from cpu_backend.host.bases import RoutedExperts
 from cpu_backend.host.quantized_bases import Int8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig
 from cpu_backend.layers.experts import ExpertsMethod
-from cpu_backend.layers.quantization.packing import PackedKernel, naming, pack
+from cpu_backend.layers.quantization.packing import PackedKernel, naming, pack, rehearse
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 from cpu_backend.providers import Matrix
 
 
 class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
     """One integer product over all input channels, scaled by row and column."""
+
+    def __init__(self, c: Int8ScaledMMLinearLayerConfig, layer_param_names: Sequence[str]) -> None:
+        super().__init__(c, layer_param_names)
+        # The host does not say the layer's shape; no provider asks for it.
+        rehearse((64, 64), 8, -1, self._activations_kind, torch.bfloat16, stored=torch.int8)
+
+    @property
+    def _activations_kind(self) -> str:
+        when = "static" if self.config.is_static_input_scheme else "token"
+        return f"int8_{when}" if self.config.input_symmetric else f"int8_{when}_azp"
 
     @classmethod
     def can_implement(cls, c: Int8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
@@ -33,19 +45,19 @@ class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
 
     def _activations(self, layer: torch.nn.Module) -> Activations:
         _, _, scale, zero, _ = self._get_layer_params(layer)
-        symmetric = self.config.input_symmetric
+        kind = self._activations_kind
         if not self.config.is_static_input_scheme:
-            return Activations("int8_token" if symmetric else "int8_token_azp")
+            return Activations(kind)
         assert scale is not None
-        if symmetric:
-            return Activations("int8_static", scale.max().item())
+        if self.config.input_symmetric:
+            return Activations(kind, scale.max().item())
         # Merged layers have a range each: the one scale covers all of them.
         assert zero is not None
         zeros = zero.float()
         high = (scale * (127 - zeros)).max().item()
         low = (scale * (-128 - zeros)).min().item()
         merged = (high - low) / 255
-        return Activations("int8_static_azp", merged, round(-128 - low / merged))
+        return Activations(kind, merged, round(-128 - low / merged))
 
 
 class Int8ExpertsMethod(ExpertsMethod):

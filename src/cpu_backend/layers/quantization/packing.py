@@ -11,8 +11,8 @@ import torch
 from cpu_backend import envs, providers
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import QuantizationConfig, VocabParallelEmbedding
-from cpu_backend.ops import Activations, QuantizedLinear
-from cpu_backend.providers import Matrix
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.providers import Matrix, Provider
 
 
 class OwnConfig(QuantizationConfig):
@@ -89,6 +89,39 @@ def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> providers.Linea
     for name in freed:
         setattr(layer, name, None)
     return packed
+
+
+def rehearse(
+    shape: tuple[int, int],
+    bits: int,
+    group: int,
+    activations: str,
+    dtype: torch.dtype,
+    *,
+    zeros: bool = False,
+    stored: torch.dtype = torch.uint8,
+) -> None:
+    """Have the provider that was named pack such a layer before its weights are read, so that what
+    it lacks is told at once.
+
+    shape: [out, in]; group: channels that share a scale, -1 for all; activations: as in
+    Activations; dtype: theirs; zeros: whether groups have zero points; stored: of the codes.
+    Raises ConfigError.
+    """
+    out_features, in_features = shape
+    size = in_features if group == -1 else min(group, in_features)
+
+    def trial(provider: Provider) -> object:
+        numbers = torch.zeros(shape, dtype=torch.uint8).view(stored)
+        codes = Codes(numbers, "bytes", bits, add=128 if stored == torch.int8 else 0)
+        scales = torch.ones(-(-in_features // size), out_features)
+        groups = GroupScales(scales, size, scales if zeros else None)
+        return provider.quantized(
+            Matrix(codes, groups, in_features, Activations(activations)), dtype
+        )
+
+    what = (shape, bits, size, activations, dtype, zeros, stored)
+    providers.linear.rehearse(what, trial)
 
 
 def unpack_rows(words: torch.Tensor, bits: int, size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from cpu_backend import envs
 from cpu_backend.host.bases import RoutedExperts
 from cpu_backend.host.quantized_bases import (
     MPLinearKernel,
@@ -20,6 +21,7 @@ from cpu_backend.layers.quantization.packing import (
     PackedKernel,
     kept_bits,
     pack,
+    rehearse,
     unpack_rows,
     weight_only_activations,
 )
@@ -33,6 +35,19 @@ def _is_unsigned(kind: ScalarType) -> bool:
 
 class CpuWeightOnlyLinear(PackedKernel, MPLinearKernel):
     """Codes of 2 to 8 bits with scales per group, and zero points if any."""
+
+    def __init__(self, c: MPLinearLayerConfig, *names: str, **named: str | None) -> None:
+        in_features, out_features = c.partition_weight_shape
+        for_int8 = c.weight_type == scalar_types.int4
+        rehearse(
+            (out_features, in_features),
+            kept_bits(c.weight_type.size_bits),
+            c.group_size,
+            "int8_token" if for_int8 else envs.activations(),
+            c.act_type,
+            zeros=c.zero_points,
+        )
+        super().__init__(c, *names, **named)
 
     @classmethod
     def get_min_capability(cls) -> int:
