@@ -184,9 +184,12 @@ constexpr int64_t kStepsOfLine = kStepBytes<T> >= Ahead::kLine       ? 1
                                                                      : Ahead::kLine / kStepBytes<T>;
 
 // When to fetch: a single tile waits for its own lines, so they come evenly, one with each step (in
-// bursts decode attention lost a sixth); several tiles share the lines, so each has few.
+// bursts decode attention lost a sixth); several tiles share the lines, so each has few.  A long
+// burst fills the buffers in which the lines that are needed now wait as well (32 steps instead of 4:
+// fp32 products of 16 and 24 rows took a quarter longer, Zen 4), a short one costs tiles of 6 rows too many
+// instructions.
 enum class Fetch { kEvenly, kInBursts };
-constexpr int64_t kBurstSteps = 32;
+constexpr int64_t kBurstSteps = kMaxRows == 12 ? 4 : 32;
 
 // Some steps of one chain.  Unrolled, because a step of 6 x 2 leaves the decoder little to spare:
 // with the loop's own instructions and a fetch in each step it reached 78 % of the multiply-adds
