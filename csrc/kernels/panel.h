@@ -185,9 +185,9 @@ constexpr int64_t kStepsOfLine = kStepBytes<T> >= Ahead::kLine       ? 1
 
 // When to fetch: a single tile waits for its own lines, so they come evenly, one with each step (in
 // bursts decode attention lost a sixth); several tiles share the lines, so each has few.  A long
-// burst fills the buffers in which the lines that are needed now wait as well (32 steps instead of 4:
-// fp32 products of 16 and 24 rows took a quarter longer, Zen 4), a short one costs tiles of 6 rows too many
-// instructions.
+// burst fills the buffers in which the lines that are needed now wait as well (32 steps instead of
+// 4: fp32 products of 16 and 24 rows took a quarter longer, Zen 4), a short one costs tiles of 6
+// rows too many instructions.
 enum class Fetch { kEvenly, kInBursts };
 constexpr int64_t kBurstSteps = kMaxRows == 12 ? 4 : 32;
 
