@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "dispatch/select.h"
+#include "torch_ops/adapters.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
 #include "torch_ops/speculation.h"
@@ -35,7 +36,14 @@ void activation_op(at::Tensor& out, const at::Tensor& input) {
 
 constexpr auto kNoDevice = c10::DispatchKey::CompositeExplicitAutograd;
 
-bool no_acl() { return false; }
+// Of the host's own kernels for one kind of CPU: Arm's library, AMX products of fp8.
+bool not_used() { return false; }
+
+// Attention takes the host's hints of instruction sets as they come; true for those that it
+// computes with.
+bool has_isa(c10::string_view isa) {
+  return isa == "vec" || isa == "vec16" || std::string_view(kernels().target).rfind(isa, 0) == 0;
+}
 
 // For the CPU key, so that the compiler's fake tensors never reach a kernel; ops without a tensor
 // argument have no device to be dispatched by.
@@ -93,7 +101,108 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          "static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, "
          "int[]? group_shape=None) -> ()",
          static_scaled_fp8_quant);
-  define(m, "is_onednn_acl_supported() -> bool", no_acl, kNoDevice);
+  define(m, "dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()",
+         dynamic_scaled_fp8_quant);
+  define(m,
+         "dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, "
+         "Tensor? scale_ub) -> ()",
+         dynamic_per_token_scaled_fp8_quant);
+  define(m,
+         "quantize_fp8e4m3_vec(Tensor input, bool channelwise, Tensor? scale_opt) "
+         "-> (Tensor, Tensor)",
+         quantize_fp8e4m3);
+  define(m, "is_onednn_acl_supported() -> bool", not_used, kNoDevice);
+  define(m, "cpu_has_amx_fp8() -> bool", not_used, kNoDevice);
+
+  define(m, "convert_weight_packed(Tensor weight) -> Tensor", convert_weight_packed);
+  define(m, "convert_scale_packed(Tensor scale) -> Tensor", convert_scale_packed);
+  define(m,
+         "convert_weight_packed_scale_zp(Tensor weight, Tensor qzeros, Tensor scales, "
+         "int quant_method_4bit) -> (Tensor, Tensor, Tensor)",
+         convert_weight_packed_scale_zp);
+  define(m, "float8_linear_prepack_cpu(Tensor weight, Tensor scales) -> (Tensor, Tensor)",
+         float8_linear_prepack);
+  define(m, "prepack_moe_weight(Tensor weight, Tensor(a1!) packed_weight, str isa) -> ()",
+         prepack_moe_weight);
+  define(m,
+         "weight_packed_linear(Tensor(a0!) out, Tensor mat1, Tensor mat2, Tensor? bias, "
+         "bool is_vnni) -> ()",
+         weight_packed_linear);
+  define(m, "bmm_cpu(Tensor(a!) out, Tensor mat1, Tensor mat2, bool is_vnni, Tensor? scale) -> ()",
+         bmm);
+  define(m,
+         "int8_scaled_mm_with_quant(Tensor mat1, Tensor mat2, Tensor scales2, Tensor? bias, "
+         "ScalarType out_dtype, bool is_vnni) -> Tensor",
+         int8_scaled_mm_with_quant);
+  define(m,
+         "fp8_scaled_mm_cpu(Tensor mat1, Tensor mat2, Tensor scales2, SymInt[] block_size, "
+         "Tensor? bias, ScalarType out_dtype, bool is_vnni) -> Tensor",
+         fp8_scaled_mm);
+  define(m,
+         "fp8_scaled_mm_with_quant(Tensor act, Tensor? act_scales, bool channelwise, "
+         "Tensor weight, Tensor weight_scales, Tensor? bias, ScalarType output_dtype) -> Tensor",
+         fp8_scaled_mm_with_quant);
+  define(m,
+         "int4_scaled_mm_cpu(Tensor x, Tensor w, Tensor w_zeros, Tensor w_scales, Tensor? bias) "
+         "-> Tensor",
+         int4_scaled_mm);
+  define(m,
+         "cpu_gemm_wna16(Tensor input, Tensor q_weight, Tensor(a2!) output, Tensor scales, "
+         "Tensor? zeros, Tensor? bias, SymInt pack_factor, str isa_hint) -> ()",
+         gemm_wna16);
+  define(m,
+         "cpu_fused_moe(Tensor(a0!) output, Tensor input, Tensor w13, Tensor w2, "
+         "Tensor? w13_bias, Tensor? w2_bias, Tensor topk_weights, Tensor topk_id, "
+         "bool skip_weighted, str act, str isa) -> ()",
+         cpu_fused_moe);
+  define(m,
+         "fused_experts_cpu(Tensor(a0!) out, Tensor hidden_states, Tensor w1, Tensor w2, "
+         "Tensor topk_weights, Tensor topk_ids, int moe_comp_method, Tensor? w1_scale, "
+         "Tensor? w2_scale, Tensor? w1_zero, Tensor? w2_zero, Tensor? a1_scale, "
+         "int[]? block_size, Tensor? w1_bias, Tensor? w2_bias, float? alpha, float? limit, "
+         "bool is_vnni) -> ()",
+         fused_experts);
+  define(m,
+         "dynamic_4bit_int_moe(Tensor x, Tensor topk_ids, Tensor topk_weights, "
+         "Tensor w13_packed, Tensor w2_packed, int hidden_size, int intermediate_size, "
+         "int group_size, bool apply_router_weight_on_input, int activation_kind) -> Tensor",
+         dynamic_4bit_int_moe);
+  define(m,
+         "biased_topk_cpu(Tensor hidden_states, Tensor gating_output, Tensor correction_bias, "
+         "int topk, bool renormalize, str scoring_func, int num_fused_shared_experts, "
+         "float? routed_scaling_factor, bool apply_routed_scaling_factor_on_output) "
+         "-> (Tensor, Tensor)",
+         biased_topk);
+  define(m,
+         "hash_topk_cpu(Tensor gating_output, Tensor tid2eid, int topk, str scoring_func, "
+         "int num_fused_shared_experts, int num_experts, float routed_scaling_factor) "
+         "-> (Tensor, Tensor)",
+         hash_topk);
+
+  define(m, "cpu_attn_has_isa(str isa) -> bool", has_isa, kNoDevice);
+  define(m,
+         "mla_decode_kvcache(Tensor! out, Tensor query, Tensor kv_cache, float scale, "
+         "Tensor block_tables, Tensor seq_lens) -> ()",
+         mla_decode_kvcache);
+  define(m,
+         "decode_attention_cpu(Tensor query, Tensor k_buffer, Tensor v_buffer, "
+         "Tensor(a!) output, Tensor? key, Tensor? value, Tensor? loc, Tensor attn_logits, "
+         "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float sm_scale, "
+         "float logit_cap, bool is_cross_attn, int sliding_window_size, Tensor? encoder_lens, "
+         "Tensor? sinks) -> ()",
+         decode_attention);
+  define(m,
+         "extend_attention_cpu(Tensor q_extend, Tensor? k_extend, Tensor? v_extend, "
+         "Tensor(a!) o_extend, Tensor k_buffer, Tensor v_buffer, Tensor req_to_token, "
+         "Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, "
+         "Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
+         "bool is_cross_attn, int sliding_window_size, Tensor? encoder_lens, Tensor? sinks, "
+         "Tensor? tree_mask=None) -> ()",
+         extend_attention);
+  define(m,
+         "concat_and_cache_mla_cpu(Tensor kv_c_normed, Tensor k_pe, Tensor(a!) kv_cache, "
+         "Tensor slot_mapping) -> ()",
+         concat_and_cache_mla);
 
   define(m,
          "get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, int head_dim, "

@@ -1,5 +1,5 @@
 // The host's ops that turn tensors into int8 and fp8, under its names.
-#include "torch_ops/ops.h"
+#include "torch_ops/adapters.h"
 #include "torch_ops/parallel.h"
 #include "torch_ops/views.h"
 
@@ -24,6 +24,15 @@ void run_int8_rows(DType dtype, const Rows& rows, const Int8RowsArgs& args) {
   parallel_slices(rows.count, row_grain(rows.size),
                   [=](Slice slice) { kernels().int8_rows(dtype, args, slice); });
 }
+
+// fp32 scales of e4m3 codes for values up to `largest`, whatever its shape; not so small that
+// values of 1 / scale overflow.
+at::Tensor fp8_scales(const at::Tensor& largest) {
+  constexpr float kLargestCode = 448.0f;
+  return (largest.to(at::kFloat) / kLargestCode).clamp_min(1.0f / (kLargestCode * 512.0f));
+}
+
+at::Tensor row_maxima(const at::Tensor& input) { return input.abs().amax(-1, /*keepdim=*/true); }
 
 }  // namespace
 
@@ -93,6 +102,38 @@ void static_scaled_fp8_quant(at::Tensor& result, const at::Tensor& input, const 
   const DType dtype = dtype_of(input, "input");
   parallel_slices(rows.count, row_grain(rows.size),
                   [=](Slice slice) { kernels().fp8_rows(dtype, args, slice); });
+}
+
+void dynamic_scaled_fp8_quant(at::Tensor& result, const at::Tensor& input, at::Tensor& scale) {
+  if (input.numel() == 0) return;
+  scale.copy_(fp8_scales(input.abs().max()).expand_as(scale));
+  at::Tensor codes = result.slice(0, 0, input.size(0));  // below them is padding
+  static_scaled_fp8_quant(codes, input, scale, std::nullopt);
+}
+
+void dynamic_per_token_scaled_fp8_quant(at::Tensor& result, const at::Tensor& input,
+                                        at::Tensor& scale, const OptionalTensor& scale_ub) {
+  if (input.numel() == 0) return;
+  const at::Tensor maxima = row_maxima(input).to(at::kFloat);
+  const at::Tensor scales =
+      fp8_scales(scale_ub ? maxima.clamp_max(scale_ub->item<float>()) : maxima);
+  at::Tensor codes = result.slice(0, 0, input.size(0));
+  static_scaled_fp8_quant(codes, input, scales, std::nullopt);
+  scale.slice(0, 0, input.size(0)).copy_(scales);
+}
+
+std::tuple<at::Tensor, at::Tensor> quantize_fp8e4m3(const at::Tensor& input, bool channelwise,
+                                                    const OptionalTensor& scale_opt) {
+  TORCH_CHECK_VALUE(input.dim() == 2, "input must be a matrix, it is ", input.sizes(), ".");
+  at::Tensor codes = at::empty(input.sizes(), at::kFloat8_e4m3fn);
+  const at::Tensor scales = scale_opt     ? scale_opt->to(at::kFloat)
+                            : channelwise ? fp8_scales(row_maxima(input))
+                                          : fp8_scales(input.abs().max());
+  const int64_t rows = channelwise ? input.size(0) : 1;
+  TORCH_CHECK_VALUE(scales.numel() == rows, "scales have shape ", scales.sizes(), ", expected ",
+                    channelwise ? "one per row of " : "one number: ", rows, ".");
+  static_scaled_fp8_quant(codes, input, scales.reshape({rows, 1}).contiguous(), std::nullopt);
+  return {codes, scales.reshape({rows})};
 }
 
 }  // namespace cpu_backend

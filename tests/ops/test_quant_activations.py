@@ -142,3 +142,46 @@ def test_static_fp8_quant(
     if group == (-1, -1):
         torch.ops._C.static_scaled_fp8_quant(out, x, scale.view(()))
         assert torch.equal(out.float(), expected.float())
+
+
+def as_fp8(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (x.float() * (1 / scales)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("limit", [None, 2.0])
+def test_dynamic_fp8_quant(
+    limit: float | None, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """A scale per row or one for all; rows of the output below those of the input are padding."""
+    m, n = 6, 33
+    x = (random(seeded, m, n) * 3).to(dtype)
+    x[2] = 0
+    out, scales = torch.zeros(m + 2, n, dtype=torch.float8_e4m3fn), torch.full((m + 2, 1), 7.0)
+    upper = None if limit is None else torch.tensor(limit)
+    torch.ops._C.dynamic_per_token_scaled_fp8_quant(out, x, scales, upper)
+    maxima = x.float().abs().amax(1, keepdim=True)
+    expected = (maxima if limit is None else maxima.clamp(max=limit)) / 448
+    expected[2] = 1 / (448 * 512)  # the smallest
+    assert torch.equal(scales[:m], expected)
+    assert (scales[m:] == 7).all()
+    assert torch.equal(out[:m].float(), as_fp8(x, expected).float())
+    assert (out[m:].float() == 0).all()
+    scale = torch.empty(1)
+    torch.ops._C.dynamic_scaled_fp8_quant(out, x, scale)
+    assert torch.equal(scale, x.float().abs().max().view(1) / 448)
+    assert torch.equal(out[:m].float(), as_fp8(x, scale).float())
+
+
+def test_quantize_fp8e4m3_vec(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    x = (random(seeded, 5, 33) * 3).to(dtype)
+    codes, scales = torch.ops._C.quantize_fp8e4m3_vec(x, True, None)
+    assert torch.equal(scales, x.float().abs().amax(1) / 448)
+    assert torch.equal(codes.float(), as_fp8(x, scales[:, None]).float())
+    given = torch.tensor([0.02])
+    codes, scales = torch.ops._C.quantize_fp8e4m3_vec(x, False, given)
+    assert torch.equal(scales, given)
+    assert torch.equal(codes.float(), as_fp8(x, given).float())
+    with pytest.raises(ValueError, match="expected one number"):
+        torch.ops._C.quantize_fp8e4m3_vec(x, False, torch.ones(3))
+    with pytest.raises(ValueError, match="expected one per row of 5"):
+        torch.ops._C.quantize_fp8e4m3_vec(x, True, torch.ones(3))

@@ -6,128 +6,43 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-# The host's own declarations (its CPU library; the two marked lines: its CUDA library), with every
-# spelling of a mutated argument written as `!`; of convolutions the states are mutated and x is
-# not, which the host declares otherwise.
-HOST = """
+# What the host's own CPU library declares, as torch prints it.
+OPS_PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
+HOST_OPS = Path(__file__).with_name("host_ops.txt")
+# Ops that its CPU library lacks, or declares without arguments, as its CUDA library declares them.
+OF_CUDA = """
 apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, \
 Tensor repetition_penalties) -> ()
-copy_and_expand_dflash_inputs_kernel_impl(Tensor next_token_ids, Tensor target_positions, \
-Tensor! out_input_ids, Tensor! out_context_positions, Tensor! out_query_positions, \
-Tensor! out_context_slot_mapping, Tensor! out_query_slot_mapping, Tensor! out_token_indices, \
-Tensor block_table, Tensor query_start_loc, Tensor? num_rejected_tokens, \
-SymInt parallel_drafting_token_id, SymInt block_size, SymInt num_query_per_req, \
-SymInt num_speculative_tokens, SymInt total_input_tokens, bool has_num_rejected) -> ()
-copy_and_expand_eagle_inputs_kernel_impl(Tensor target_token_ids, Tensor target_positions, \
-Tensor next_token_ids, Tensor! out_input_ids, Tensor! out_positions, \
-Tensor! out_is_rejected_token_mask, Tensor! out_is_masked_token_mask, \
-Tensor! out_new_token_indices, Tensor! out_hidden_state_mapping, Tensor query_start_loc, \
-Tensor query_end_loc, SymInt padding_token_id, SymInt parallel_drafting_token_id, \
-SymInt total_input_tokens, SymInt num_padding_slots_per_request, bool shift_input_ids) -> ()
-eagle_prepare_inputs_padded_kernel_impl(Tensor cu_num_draft_tokens, \
-Tensor valid_sampled_tokens_count, Tensor query_start_loc_gpu, Tensor! token_indices_to_sample, \
-Tensor! num_rejected_tokens_gpu, SymInt num_reqs) -> ()
-eagle_prepare_next_token_padded_kernel_impl(Tensor sampled_token_ids, \
-Tensor discard_request_mask, Tensor backup_next_token_ids, Tensor! next_token_ids, \
-Tensor! valid_sampled_tokens_count, SymInt vocab_size, SymInt num_sampled_tokens_per_req, \
-SymInt num_reqs) -> ()
-eagle_step_slot_mapping_metadata_kernel_impl(Tensor positions, Tensor block_table, \
-Tensor! seq_lens, Tensor! out_clamped_positions, Tensor! out_slot_mapping, SymInt block_size, \
-SymInt max_model_len, SymInt PAD_ID) -> ()
-expand_kernel_impl(Tensor! output, Tensor input, Tensor cu_num_tokens, SymInt replace_from, \
-SymInt replace_to) -> ()
-rejection_greedy_sample_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
-Tensor draft_token_ids, Tensor target_argmax, Tensor bonus_token_ids, Tensor? is_greedy, \
-SymInt max_spec_len) -> ()
-rejection_random_sample_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
-Tensor draft_token_ids, Tensor? draft_probs, Tensor target_probs, Tensor bonus_token_ids, \
-Tensor recovered_token_ids, Tensor uniform_probs, Tensor? is_greedy, SymInt max_spec_len, \
-SymInt vocab_size, bool no_draft_probs) -> ()
-sample_recovered_tokens_kernel_impl(Tensor! output_token_ids, Tensor cu_num_draft_tokens, \
-Tensor draft_token_ids, Tensor? draft_probs, Tensor target_probs, Tensor inv_q, \
-SymInt vocab_size, bool no_draft_probs) -> ()
-causal_conv1d_fwd_cpu(Tensor x, Tensor weight, Tensor? bias, Tensor!? conv_states, \
-Tensor? query_start_loc, Tensor? cache_indices, Tensor? has_initial_state, bool silu_activation, \
-int pad_slot_id, bool is_weight_packed) -> Tensor
-causal_conv1d_update_cpu(Tensor x, Tensor! conv_states, Tensor weight, Tensor? bias, \
-bool silu_activation, Tensor? num_accepted_tokens, Tensor? conv_state_indices, int pad_slot_id, \
-bool is_weight_packed) -> Tensor
-causal_conv1d_update_cpu_vec(Tensor x, Tensor! conv_state, Tensor weight, Tensor? bias, \
-str? activation, Tensor? conv_state_indices, Tensor? query_start_loc, SymInt pad_slot_id) -> Tensor
-causal_conv1d_weight_pack(Tensor weight) -> Tensor
-chunk_gated_delta_rule_cpu(Tensor query, Tensor key, Tensor value, Tensor g, Tensor beta, \
-Tensor initial_state, bool output_final_state, Tensor cu_seqlens, bool head_first, \
-bool use_qk_l2norm_in_kernel, Tensor initial_state_indices, float eps=1.0000000000000001e-05) \
--> (Tensor, Tensor)
-compute_slot_mapping_kernel_impl(Tensor query_start_loc, Tensor positions, Tensor block_table, \
-Tensor! slot_mapping, SymInt block_size) -> ()
-cpu_attention_with_kv_cache(Tensor query, Tensor key_cache, Tensor value_cache, Tensor! output, \
-Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, Tensor? alibi_slopes, \
-SymInt sliding_window_size, Tensor block_table, float softcap, Tensor scheduler_metadata, \
-Tensor? s_aux, Tensor? dynamic_causal, float k_scale=1., float v_scale=1., \
-str kv_cache_dtype="auto") -> ()
-cpu_attn_reshape_and_cache(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, \
-Tensor slot_mapping, str isa, float k_scale=1., float v_scale=1., str kv_cache_dtype="auto") -> ()
-create_onednn_mm_handler(Tensor b, int primitive_cache_size) -> int
-create_onednn_scaled_mm_handler(Tensor b, Tensor b_scales, ScalarType output_type, \
-bool dynamic_act_quant, bool use_azp, int primitive_cache_size) -> int
-dynamic_scaled_int8_quant(Tensor! out, Tensor input, Tensor! scale, Tensor!? azp) -> ()
-fused_add_rms_norm(Tensor! input, Tensor! residual, Tensor? weight, float epsilon) -> ()
-fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor
-fused_gdn_gating_cpu(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)
-fused_sigmoid_gating_delta_rule_update_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, \
-Tensor v, Tensor a, Tensor b, Tensor! initial_state_source, Tensor initial_state_indices, \
-Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, float softplus_beta=1., \
-float softplus_threshold=20.) -> Tensor
-fused_sigmoid_gating_delta_rule_update_spec_cpu(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, \
-Tensor v, Tensor a, Tensor b, Tensor! initial_state_source, Tensor spec_state_indices, \
-Tensor num_accepted_tokens, Tensor cu_seqlens, bool use_qk_l2norm_in_kernel, \
-float softplus_beta=1., float softplus_threshold=20.) -> Tensor
-gelu_and_mul(Tensor! out, Tensor input) -> ()
-gelu_fast(Tensor! out, Tensor input) -> ()
-gelu_new(Tensor! out, Tensor input) -> ()
-gelu_quick(Tensor! out, Tensor input) -> ()
-gelu_tanh(Tensor! out, Tensor input) -> ()
-gelu_tanh_and_mul(Tensor! out, Tensor input) -> ()
-get_scheduler_metadata(int num_req, int num_heads_q, int num_heads_kv, int head_dim, \
-Tensor seq_lens, ScalarType dtype, Tensor query_start_loc, bool casual, int window_size, \
-str isa_hint, bool enable_kv_split, Tensor? dynamic_causal, str kv_cache_dtype="auto") -> Tensor
-greedy_argmax(Tensor logits) -> Tensor
-init_cpu_memory_env(SymInt[] node_ids) -> ()
-init_shm_manager(str name, int group_size, int rank, int thread_num) -> int
-is_onednn_acl_supported() -> bool
-join_shm_manager(int handle, str name) -> str
-mamba_chunk_scan_fwd_cpu(Tensor! out, Tensor! final_states, Tensor x, Tensor dt, Tensor A, \
-Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor cu_seqlens) -> ()
+dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, \
+Tensor? scale_ub) -> ()
+dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()
 mul_and_silu(Tensor! out, Tensor input) -> ()
-onednn_mm(Tensor! c, Tensor a, Tensor? bias, Tensor handler_tensor) -> ()
-onednn_scaled_mm(Tensor! c, Tensor a, Tensor a_scales, Tensor? azp, Tensor? azp_adj, \
-Tensor? bias, Tensor handler_tensor) -> ()
-release_dnnl_matmul_handler(int handler) -> ()
-rms_norm(Tensor! out, Tensor input, Tensor? weight, float epsilon) -> ()
-rotary_embedding(Tensor positions, Tensor! query, Tensor!? key, int head_size, \
-Tensor cos_sin_cache, bool is_neox, int rope_dim_offset=0, bool inverse=False) -> ()
 selective_scan_fwd(Tensor! u, Tensor! delta, Tensor! A, Tensor! B, Tensor! C, Tensor? D_, \
 Tensor!? z_, Tensor? delta_bias_, bool delta_softplus, Tensor? query_start_loc, \
 Tensor? cache_indices, Tensor? has_initial_state, Tensor! ssm_states, int null_block_id, \
 int block_size, Tensor? block_idx_first_scheduled_token, Tensor? block_idx_last_scheduled_token, \
 Tensor? initial_state_idx, Tensor? cu_chunk_seqlen, Tensor? last_chunk_indices) -> ()
-selective_state_update_cpu(Tensor! state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, \
-Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, \
-Tensor? dst_state_batch_indices, SymInt null_block_id, Tensor! out, Tensor? num_accepted_tokens, \
-Tensor? cu_seqlens) -> ()
-shm_all_gather(int handle, Tensor data, Tensor! output) -> ()
-shm_allreduce(int handle, Tensor! data) -> ()
-shm_gather(int handle, Tensor data, Tensor[]!? outputs, int dst) -> ()
-shm_recv_tensor_list(int handle, int src) -> Tensor[](a)
-shm_send_tensor_list(int handle, Tensor[](a) tensor_list, int dst) -> ()
-silu_and_mul(Tensor! out, Tensor input) -> ()
 static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()
-static_scaled_int8_quant(Tensor! out, Tensor input, Tensor scale, Tensor? azp) -> ()
 """
+# Arguments that the host declares as written though they are read, and one the other way round.
+DECLARED_OTHERWISE = {
+    "causal_conv1d_fwd_cpu": ("Tensor? conv_states", "Tensor!? conv_states"),
+    "causal_conv1d_update_cpu_vec": ("Tensor! x", "Tensor x"),
+    "convert_scale_packed": ("Tensor! scale", "Tensor scale"),
+    "convert_weight_packed": ("Tensor! weight", "Tensor weight"),
+    "fp8_scaled_mm_cpu": (
+        "Tensor! mat1, Tensor! mat2, Tensor! scales2",
+        "Tensor mat1, Tensor mat2, Tensor scales2",
+    ),
+    "int4_scaled_mm_cpu": (
+        "Tensor! x, Tensor! w, Tensor! w_zeros, Tensor! w_scales",
+        "Tensor x, Tensor w, Tensor w_zeros, Tensor w_scales",
+    ),
+}
 OWN = """
 abandon_groups() -> ()
 apply_penalties_(Tensor! logits, Tensor prompt, Tensor output, Tensor output_start, \
@@ -194,23 +109,44 @@ def schemas() -> dict[str, list[str]]:
 
 
 def normal(schema: str) -> str:
-    """Without the library's name, and with aliases spelled `!`."""
-    return re.sub(r"\([a$]\w*!( -> )?\)", "!", schema.partition("::")[2])
+    """Without the library's name; of aliases only what is written is kept, as `!`."""
+    marked = re.sub(r"\([a$]\w*!( -> )?\)", "!", schema.partition("::")[2])
+    return re.sub(r"(?<=Tensor)\(a\w*\)", "", marked)
 
 
-def by_name(text: str) -> dict[str, str]:
-    return {line.partition("(")[0]: line for line in text.strip().splitlines()}
+def by_name(lines: list[str]) -> dict[str, str]:
+    return {line.partition("(")[0]: line for line in lines}
 
 
-@pytest.mark.parametrize("name", by_name(HOST))
-def test_schema_is_the_hosts(name: str, schemas: dict[str, list[str]]) -> None:
-    found = by_name("\n".join(map(normal, schemas["_C"])))
-    assert found.get(name) == by_name(HOST)[name]
+def hosts() -> dict[str, str]:
+    """What the host declares under each name."""
+    declared = by_name([normal(line) for line in HOST_OPS.read_text().splitlines()])
+    for name, (theirs, ours) in DECLARED_OTHERWISE.items():
+        assert theirs in declared[name]
+        declared[name] = declared[name].replace(theirs, ours)
+    return declared | by_name(OF_CUDA.strip().splitlines())
 
 
-def test_ops_without_an_implementation_are_not_registered(schemas: dict[str, list[str]]) -> None:
+def of_page(heading: str) -> set[str]:
+    """The names in the first column of the table under a heading of docs/ops.md."""
+    section = OPS_PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    names = re.findall(r"`(\w+)`", " ".join(rows))
+    assert names
+    assert len(names) == len(set(names))
+    return set(names)
+
+
+def test_schemas_are_the_hosts(schemas: dict[str, list[str]]) -> None:
+    found = by_name([normal(schema) for schema in schemas["_C"]])
+    assert found == {name: schema for name, schema in hosts().items() if name in found}
+
+
+def test_the_page_of_ops_is_true(schemas: dict[str, list[str]]) -> None:
     """Where an op is missing the host takes another path; a stub would be called."""
-    assert {s.partition("::")[2].partition("(")[0] for s in schemas["_C"]} == set(by_name(HOST))
+    found = set(by_name([normal(schema) for schema in schemas["_C"]]))
+    assert of_page("Registered") == found
+    assert of_page("Not registered") == set(hosts()) - found
 
 
 def test_own_ops_are_these(schemas: dict[str, list[str]]) -> None:
