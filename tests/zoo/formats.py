@@ -5,12 +5,16 @@ Far more engines than a test run has time for, so a command of its own.  In each
 together must be the same bit for bit, and the error of a prompt's log-probabilities must be what
 so much rounding has to cost this model: at most FACTOR times that of ``transformers`` in fp32 whose
 weights carry random noise of the same size.
+
+The page is written after each model, and is where the next run goes on: models in its table are
+examined again only when they are named.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import itertools
 import json
 import math
@@ -20,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,26 +80,28 @@ class Format:
 FORMATS = tuple(itertools.starmap(Format, itertools.product(DTYPES, QUANTIZATIONS, KV_CACHES)))
 
 
+# By the format's name: the error in standard deviations of the log-probabilities, and what is wrong
+# if anything is.
+Found = dict[str, tuple[float, str]]
+
+
 def rounds(prompts: list[Prompt]) -> list[Round]:
     """Alone, together, again from the cache; the step is replayed by then."""
     sent = [*([prompt] for prompt in prompts[:3]), prompts, [prompts[4], prompts[1]], prompts]
     return [Round(tuple(asked), text.GREEDY) for asked in sent]
 
 
-def examine(spec: Spec, folder: Path) -> dict[str, tuple[float, str]]:
-    """By the format's name: the error in standard deviations of the log-probabilities, and what is
-    wrong if anything is.  Runs in a process of its own."""
+def examine(spec: Spec, folder: Path) -> Found:
+    """Every format of one model.  Runs in a process of its own."""
     model = build(spec, folder)
     prompts = text.prompts()
     scored = prompts[:3]
     exact = _logprobs(model, scored)
-    expected = {
-        noise: max(
-            _error(_logprobs(_with_noise(model, noise, seed), scored), exact)
-            for seed in range(DRAWS)
-        )
-        for noise in sorted({form.noise for form in FORMATS})
-    }
+
+    @functools.cache
+    def cost(noise: float, seed: int) -> float:
+        return _error(_logprobs(_with_noise(model, noise, seed), scored), exact)
+
     found = {}
     for form in FORMATS:
         asked = [*rounds(prompts), *(Round((prompt,), text.SCORED) for prompt in scored)]
@@ -106,20 +112,22 @@ def examine(spec: Spec, folder: Path) -> dict[str, tuple[float, str]]:
             said = f"{failed.kind}: {failed.message.splitlines()[0][:300]}"
             found[form.name] = math.nan, "" if NOT_FOR_IT.search(said) else said
             continue
-        found[form.name] = _judge(spec, answers, exact, expected[form.noise])
+        found[form.name] = _judge(spec, answers, exact, functools.partial(cost, form.noise))
     return found
 
 
 def _judge(
-    spec: Spec, answers: list[list[Answer]], exact: torch.Tensor, expected: float
+    spec: Spec, answers: list[list[Answer]], exact: torch.Tensor, cost: Callable[[int], float]
 ) -> tuple[float, str]:
+    """``cost``: of noise of the format's size, by draw; most errors are below that of the first."""
     sent = rounds(text.prompts())
     greedy, scored = answers[: len(sent)], answers[len(sent) :]
     faults = judge.differences(sent, {"recorded": greedy}, cached=not spec.whole_prompts)
     ours = torch.tensor([value for (answer,) in scored for value in answer.prompt_logprobs])
     error = _error(ours, exact)
-    if not error <= FACTOR * expected:
-        faults.append(f"error {error:.3g}, noise of that size costs {expected:.3g}")
+    if not any(error <= FACTOR * cost(draw) for draw in range(DRAWS)):
+        worst = max(map(cost, range(DRAWS)))
+        faults.append(f"error {error:.3g}, noise of that size costs {worst:.3g}")
     return error, "; ".join(faults)
 
 
@@ -154,29 +162,35 @@ def _examine_all(names: list[str], minutes: float) -> None:
     """On this process's instruction set: one JSON line per model to standard output."""
     run.prepare()
     end = time.monotonic() + 60 * minutes
-    specs = (spec for spec in text.SPECS if spec.name in names)
-    for spec in sorted(specs, key=lambda spec: not spec.selected):
+    specs = {spec.name: spec for spec in text.SPECS}
+    for name in names:
         if time.monotonic() > end:
             break
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found = run.forked(examine, spec, Path(folder), seconds=SECONDS)
+                found = run.forked(examine, specs[name], Path(folder), seconds=SECONDS)
             except Failed as failed:
                 fault = math.nan, f"the zoo itself: {failed}"[:300]
                 found = {form.name: fault for form in FORMATS}
-        print(json.dumps([spec.name, found]), flush=True)
-        faults = [f"{name}: {fault}" for name, (_, fault) in found.items() if fault]
-        print(spec.name, "; ".join(faults) or "right", file=sys.stderr, flush=True)
+        print(json.dumps([name, found]), flush=True)
 
 
-def _on(isa: str, names: list[str], minutes: float) -> dict[str, dict[str, tuple[float, str]]]:
-    """What a process on that instruction set finds, by architecture."""
+def _start(isa: str, names: list[str], minutes: float) -> subprocess.Popen[str]:
+    """A process on that instruction set, which prints what it finds, model by model."""
     env = {**os.environ, "CPU_BACKEND_ISA": isa}
     command = [sys.executable, "-m", "tests.zoo.formats", "--examine"]
     command += ["--minutes", str(minutes), *names]
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith('["')]
-    return dict(map(json.loads, lines))
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def _answers(process: subprocess.Popen[str]) -> Iterator[tuple[str, Found]]:
+    assert process.stdout
+    for line in process.stdout:
+        if line.startswith('["'):
+            name, found = json.loads(line)
+            yield name, found
+    if process.wait():
+        raise SystemExit("A process of the zoo ended early; its own words are above.")
 
 
 HEAD = """\
@@ -198,34 +212,68 @@ loses far less ([what rounding costs](quantization.md#what-rounding-costs)).
 """
 
 
-def page(by_isa: dict[str, dict[str, dict[str, tuple[float, str]]]]) -> str:
-    """The page in Markdown."""
-    isas = " and ".join(by_isa)
-    head = HEAD.format(isas=isas, engines=len(FORMATS) * len(by_isa), factor=FACTOR, draws=DRAWS)
+@dataclass(frozen=True)
+class Row:
+    """A model's lines on the page."""
+
+    cells: str
+    faults: tuple[str, ...] = ()
+
+
+def row(spec: Spec, by_isa: dict[str, Found]) -> Row:
+    """What was found of a model on each instruction set."""
+    columns = itertools.product(DTYPES, QUANTIZATIONS)
+    cells = [
+        " / ".join(
+            _cell([found[Format(*column, kv).name][0] for found in by_isa.values()])
+            for kv in KV_CACHES
+        )
+        for column in columns
+    ]
+    faults = [
+        f"- {spec.models}, {isa}, {name}: {fault}"
+        for isa, found in by_isa.items()
+        for name, (_, fault) in found.items()
+        if fault
+    ]
+    return Row(f"| {spec.models} | {' | '.join(cells)} |", tuple(faults))
+
+
+def _head(isas: list[str]) -> str:
+    engines = len(FORMATS) * len(isas)
+    return HEAD.format(isas=" and ".join(isas), engines=engines, factor=FACTOR, draws=DRAWS)
+
+
+def page(isas: list[str], rows: dict[str, Row]) -> str:
+    """The page in Markdown, of the rows by architecture."""
     columns = list(itertools.product(DTYPES, QUANTIZATIONS))
     titles = [" ".join(filter(None, column)) for column in columns]
     lines = [f"| model | {' | '.join(titles)} |", f"| --- {'| --- ' * len(titles)}|"]
-    faults = []
-    specs = [spec for spec in text.SPECS if all(spec.name in found for found in by_isa.values())]
-    for spec in sorted(specs, key=lambda spec: spec.models.lower()):
-        found = [by_name[spec.name] for by_name in by_isa.values()]
-        cells = [
-            " / ".join(
-                _cell([each[Format(*column, kv).name][0] for each in found]) for kv in KV_CACHES
-            )
-            for column in columns
-        ]
-        lines.append(f"| {spec.models} | {' | '.join(cells)} |")
-        for isa, each in zip(by_isa, found, strict=True):
-            faults += [
-                f"- {spec.models}, {isa}, {name}: {fault}"
-                for name, (_, fault) in each.items()
-                if fault
-            ]
+    specs = sorted(_runnable(), key=lambda spec: spec.models.lower())
+    done = [rows[spec.name] for spec in specs if spec.name in rows]
+    rest = [spec.models for spec in specs if spec.name not in rows]
+    lines += [each.cells for each in done]
+    lines += ["", f"{len(done)} models. Not tried yet: {', '.join(rest) or 'none'}."]
+    faults = [fault for each in done for fault in each.faults]
     listed = ["## Faults", "", *faults] if faults else ["No faults."]
-    rest = [spec.models for spec in _runnable() if spec not in specs]
-    lines += ["", f"{len(specs)} models. Not tried yet: {', '.join(rest) or 'none'}."]
-    return "\n".join([head, *lines, "", *listed, ""])
+    return "\n".join([_head(isas), *lines, "", *listed, ""])
+
+
+def rows_of(written: str, isas: list[str]) -> dict[str, Row]:
+    """The rows of a page by architecture, to go on from."""
+    if not written.startswith(_head(isas)):
+        raise SystemExit(
+            f"The page is not of {' and '.join(isas)} or of other rules: give --write another file."
+        )
+    lines = written.splitlines()
+    rows = {}
+    for spec in _runnable():
+        cells = [line for line in lines if line.startswith(f"| {spec.models} |")]
+        begun = tuple(f"- {spec.models}, {isa}, " for isa in isas)
+        faults = [line for line in lines if line.startswith(begun)]
+        if cells:
+            rows[spec.name] = Row(cells[0], tuple(faults))
+    return rows
 
 
 def _runnable() -> list[Spec]:
@@ -248,24 +296,34 @@ def main() -> int:
     """Examine on both instruction sets at once, and write."""
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.formats", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
-    parser.add_argument("--write", type=Path, help="write what was found to this file")
+    parser.add_argument("--write", type=Path, help="write what was found to this file, and go on")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="begin no other model after so long"
     )
     parser.add_argument("--examine", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    names = arguments.names or [spec.name for spec in _runnable()]
     if arguments.examine:
-        _examine_all(names, arguments.minutes)
+        _examine_all(arguments.names, arguments.minutes)
         return 0
-    with ThreadPoolExecutor() as pool:
-        isas = _isas()
-        found_on = pool.map(lambda isa: _on(isa, names, arguments.minutes), isas)
-        by_isa = dict(zip(isas, found_on, strict=True))
-    if arguments.write:
-        arguments.write.write_text(page(by_isa))
-    found = [each for by_name in by_isa.values() for each in by_name.values()]
-    return int(any(fault for each in found for _, fault in each.values()))
+    isas = _isas()
+    page_file = arguments.write
+    written = page_file.read_text() if page_file and page_file.exists() else page(isas, {})
+    rows = rows_of(written, isas)
+    specs = {spec.name: spec for spec in sorted(_runnable(), key=lambda spec: not spec.selected)}
+    names = arguments.names or [name for name in specs if name not in rows]
+    unknown = [name for name in names if name not in specs]
+    if unknown:
+        parser.error(f"no text model that runs is called {unknown[0]}; tests/zoo lists them")
+    processes = [_start(isa, names, arguments.minutes) for isa in isas]
+    faulty = False
+    for pair in zip(*map(_answers, processes), strict=False):
+        name = pair[0][0]
+        rows[name] = row(specs[name], dict(zip(isas, (found for _, found in pair), strict=True)))
+        print(name, *(rows[name].faults or ["right"]), sep="\n  ", flush=True)
+        faulty = faulty or bool(rows[name].faults)
+        if page_file:
+            page_file.write_text(page(isas, rows))
+    return int(faulty)
 
 
 if __name__ == "__main__":

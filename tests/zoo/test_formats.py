@@ -1,0 +1,29 @@
+"""The page of formats, which a run goes on from."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.zoo import formats, text
+
+ISAS = ["avx2", "avx512"]
+
+
+def test_a_page_is_read_back_as_it_was_written() -> None:
+    """Also of a model whose name begins another's, faults and cells without a figure."""
+    names = "GraniteForCausalLM", "GraniteMoeForCausalLM", "NemotronForCausalLM"
+    specs = [spec for spec in text.SPECS if spec.name in names]
+    wrong = {form.name: (0.125, f"said by {form.name}") for form in formats.FORMATS[:2]}
+    right = {form.name: (math.nan, "") for form in formats.FORMATS[2:]}
+    rows = {spec.name: formats.row(spec, {isa: wrong | right for isa in ISAS}) for spec in specs}
+    assert len(rows) == len(names)
+    assert all(len(row.faults) == 4 for row in rows.values())
+    assert formats.rows_of(formats.page(ISAS, rows), ISAS) == rows
+
+
+def test_a_page_of_other_instruction_sets_is_not_gone_on_with() -> None:
+    """Its figures are the larger ones of what it names."""
+    with pytest.raises(SystemExit, match="another file"):
+        formats.rows_of(formats.page(ISAS, {}), ["avx2", "avx512_bf16"])
