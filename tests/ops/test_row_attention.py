@@ -80,8 +80,11 @@ def test_decode_attention(
         )
 
 
-def test_decode_attention_writes_new_rows_first(seeded: torch.Generator) -> None:
+@pytest.mark.parametrize("apart", [False, True], ids=["part of the keys", "of their own"])
+def test_decode_attention_writes_new_rows_first(apart: bool, seeded: torch.Generator) -> None:
     buffers = Buffers(torch.float32, seeded)
+    if apart:
+        buffers.values = buffers.values.clone()
     query = torch.randn(3, HEADS, LATENT + ROPE, generator=seeded)
     key = torch.randn(3, 1, LATENT + ROPE, generator=seeded)
     last = [buffers.table[r, n - 1] for r, n in zip(buffers.requests, buffers.lengths, strict=True)]
@@ -92,6 +95,7 @@ def test_decode_attention_writes_new_rows_first(seeded: torch.Generator) -> None
         *(False, 0, None, None),
     )
     assert torch.equal(buffers.keys[torch.stack(last).long()], key)
+    assert torch.equal(buffers.values[torch.stack(last).long()], key[..., :LATENT])
     for i in range(3):
         assert_accurate(out[i : i + 1], one, query[i : i + 1], *buffers.rows(i))
 
