@@ -181,8 +181,8 @@ void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
 
 // Whether a tile's rows of a, which are read where they lie, push each other out of L1: x86 has 8
 // ways (12 since Ice Lake) of 4 KiB, so more than 8 rows with such a distance share the lines of
-// one set.  Copied apart once for all panels, products of 12 rows took 0.81 to 0.88 of the time and
-// those of 256 and 1,024 rows 0.83 to 0.94 (2048 to 8192 channels, fp32 and bf16, Zen 4; 6 rows of
+// one set.  Copied apart once for all panels, products of 12 rows took 0.80 to 0.88 of the time and
+// those of 256 and 1,024 rows 0.89 to 0.95 (2048 to 8192 channels, fp32 and bf16, Zen 4; 6 rows of
 // AVX2 gained nothing).
 template <class T>
 bool rows_collide(int64_t m, int64_t stride) {
