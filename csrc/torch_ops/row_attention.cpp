@@ -56,8 +56,7 @@ void check_plain(bool is_cross_attn, int64_t sliding_window_size,
   TORCH_CHECK_NOT_IMPLEMENTED(
       !is_cross_attn && sliding_window_size <= 0 && !encoder_lens && !tree_mask,
       "cross-attention, sliding windows, encoder lengths and tree masks are not supported over "
-      "rows "
-      "of keys: take cpu_attention_with_kv_cache for windows.");
+      "rows of keys: take cpu_attention_with_kv_cache for windows.");
 }
 
 std::vector<int64_t> numbers(const at::Tensor& tensor) {

@@ -5,6 +5,8 @@ oneDNN has fp16 only for CPUs with AVX512_FP16 or AMX; elsewhere torch's plain p
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -61,8 +63,9 @@ class _CodesLinear(Linear):
         y = y if bias is None else y + bias
         return y.view(*x.shape[:-1], self.out_features)
 
+    @abstractmethod
     def _rows(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """x [tokens, in] to [tokens, out] of any dtype."""
 
 
 class Int4Linear(_CodesLinear):
