@@ -85,6 +85,11 @@ class Spec:
     transposed: str = ""
     needs: tuple[str, ...] = ()
 
+    @property
+    def cached(self) -> bool:
+        """Whether prefixes of its prompts are found in the cache."""
+        return not (self.whole_prompts or self.uncached)
+
 
 def build(spec: Spec, folder: Path) -> torch.nn.Module:
     """What answers of the model in fp32 with random weights, which is also written to

@@ -119,10 +119,10 @@ def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float
     return rms(ours - exact), rms(theirs - exact)
 
 
-def rms(errors: torch.Tensor) -> float:
-    """Without the largest 2 %: where two experts are nearly equal, rounding chooses, and one such
+def rms(errors: torch.Tensor, without: float = 0.02) -> float:
+    """Without the largest share: where two experts are nearly equal, rounding chooses, and one such
     token weighs more than all others."""
-    kept = errors.square().sort().values[: math.ceil(0.98 * len(errors))]
+    kept = errors.square().sort().values[: math.ceil((1 - without) * len(errors))]
     return float(kept.mean().sqrt())
 
 

@@ -79,7 +79,7 @@ def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Ou
         name: {p: found[0] for p, found in zip(prompts(), by_round[asked:], strict=False)}
         for name, by_round in answers.items()
     }
-    faults = judge.differences(sent, greedy, cached=not (spec.whole_prompts or spec.uncached))
+    faults = judge.differences(sent, greedy, cached=spec.cached)
     faults += _token_faults(model, greedy["eager"])
     compared = WHOLE if spec.whole_prompts else COMPARED[:-1] if spec.uncached else COMPARED
     for name in ("eager", "recorded"):
