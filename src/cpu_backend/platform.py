@@ -132,6 +132,7 @@ class CpuBackendPlatform(CpuPlatform):
         """Called for every configuration the host builds; each step may run again."""
         ops.load()
         _refuse_missing_features(vllm_config)
+        _refuse_offloading(vllm_config)
         if vllm_config.model_config is not None:
             architectures.check(vllm_config.model_config)
             providers.check(vllm_config.model_config.quantization)
@@ -172,6 +173,22 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             "LoRA adapters are not supported for mixtures of experts and latent attention on the "
             "CPU yet: leave --enable-lora out, or serve a checkpoint that the adapter is merged "
             "into."
+        )
+
+
+def _refuse_offloading(config: VllmConfig) -> None:
+    """What a GPU's memory is too small for lies in the CPU's already."""
+    offload, transfer = config.offload_config, config.kv_transfer_config
+    if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
+        raise ConfigError(
+            "weights lie in the CPU's memory already: leave --cpu-offload-gb and "
+            "--offload-group-size out."
+        )
+    connector = str(transfer.kv_connector) if transfer is not None else ""
+    if config.cache_config.kv_offloading_size is not None or "Offload" in connector:
+        raise ConfigError(
+            "the KV cache lies in the CPU's memory already: leave --kv-offloading-size and "
+            "connectors that offload it out, and give it more with VLLM_CPU_KVCACHE_SPACE."
         )
 
 

@@ -55,6 +55,29 @@ def test_what_speculation_is_not_beside(model_path: str, name: str, option: dict
         _configure(model_path, speculative_config=NGRAM, **option)
 
 
+@pytest.mark.parametrize(
+    ("kept", "option"),
+    [
+        ("weights", {"cpu_offload_gb": 4.0}),
+        ("weights", {"offload_group_size": 2}),
+        ("KV cache", {"kv_offloading_size": 1.0}),
+        (
+            "KV cache",
+            {
+                "kv_transfer_config": {
+                    "kv_connector": "SimpleCPUOffloadConnector",
+                    "kv_role": "kv_both",
+                }
+            },
+        ),
+    ],
+    ids=lambda option: " ".join(option) if isinstance(option, dict) else option,
+)
+def test_offloading(model_path: str, kept: str, option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"{kept} lies? in the CPU's memory already: leave --"):
+        _configure(model_path, **option)
+
+
 def test_profilers_of_a_gpu(model_path: str) -> None:
     with pytest.raises(ConfigError, match=r"cuda profiler needs a GPU: choose .* torch"):
         _configure(model_path, profiler_config={"profiler": "cuda"})

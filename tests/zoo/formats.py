@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,7 @@ class Format:
 
 
 FORMATS = tuple(itertools.starmap(Format, itertools.product(DTYPES, QUANTIZATIONS, KV_CACHES)))
+_NAMES = [form.name for form in FORMATS]
 
 
 # By the format's name: the error in standard deviations of the log-probabilities, and what is wrong
@@ -103,8 +104,8 @@ def rounds(prompts: list[Prompt]) -> list[Round]:
     return [Round(tuple(asked), text.GREEDY) for asked in sent]
 
 
-def examine(spec: Spec, folder: Path) -> Found:
-    """Every format of one model.  Runs in a process of its own."""
+def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
+    """These formats of one model.  Runs in a process of its own."""
     model = build(spec, folder)
     prompts = text.prompts()
     scored = prompts[:3]
@@ -121,7 +122,7 @@ def examine(spec: Spec, folder: Path) -> Found:
         return error(_logprobs(_with_noise(model, noise, seed), scored))
 
     found = {}
-    for form in FORMATS:
+    for form in forms:
         asked = [*rounds(prompts), *(Round((prompt,), text.SCORED) for prompt in scored)]
         options = {**form.options(), **(text.WHOLE_PROMPTS if spec.whole_prompts else {})}
         try:
@@ -174,7 +175,7 @@ def _with_noise(model: torch.nn.Module, noise: float, seed: int) -> torch.nn.Mod
     return noisy
 
 
-def _examine_all(names: list[str], minutes: float) -> None:
+def _examine_all(names: list[str], forms: Sequence[Format], minutes: float) -> None:
     """On this process's instruction set: one JSON line per model to standard output."""
     run.prepare()
     end = time.monotonic() + 60 * minutes
@@ -184,18 +185,18 @@ def _examine_all(names: list[str], minutes: float) -> None:
             break
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found = run.forked(examine, specs[name], Path(folder), seconds=SECONDS)
+                found = run.forked(examine, specs[name], forms, Path(folder), seconds=SECONDS)
             except Failed as failed:
                 fault = math.nan, f"the zoo itself: {failed}"[:300]
-                found = {form.name: fault for form in FORMATS}
+                found = {form.name: fault for form in forms}
         print(json.dumps([name, found]), flush=True)
 
 
 def _start(isa: str, names: list[str], minutes: float) -> subprocess.Popen[str]:
     """A process on that instruction set, which prints what it finds, model by model."""
     env = {**os.environ, "CPU_BACKEND_ISA": isa}
-    command = [sys.executable, "-m", "tests.zoo.formats", "--examine"]
-    command += ["--minutes", str(minutes), *names]
+    command = [sys.executable, "-m", "tests.zoo.formats", *names]
+    command += ["--examine", "--minutes", str(minutes)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
 
@@ -317,10 +318,11 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="begin no other model after so long"
     )
-    parser.add_argument("--examine", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--examine", nargs="*", metavar="FORMAT", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.examine:
-        _examine_all(arguments.names, arguments.minutes)
+    if arguments.examine is not None:
+        forms = [form for form in FORMATS if form.name in (arguments.examine or _NAMES)]
+        _examine_all(arguments.names, forms, arguments.minutes)
         return 0
     isas = _isas()
     page_file = arguments.write

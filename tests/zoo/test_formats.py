@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 
 import pytest
 
+from tests.conftest import mostly_slow
 from tests.zoo import formats, text
 
 ISAS = ["avx2", "avx512"]
+SCALED = "AXK1ForCausalLM", "DeepseekV3ForCausalLM", "LagunaForCausalLM"
 
 
 def test_a_page_is_read_back_as_it_was_written() -> None:
@@ -21,6 +26,15 @@ def test_a_page_is_read_back_as_it_was_written() -> None:
     assert len(rows) == len(names)
     assert all(len(row.faults) == 4 for row in rows.values())
     assert formats.rows_of(formats.page(ISAS, rows), ISAS) == rows
+
+
+@pytest.mark.parametrize("name", mostly_slow(SCALED, "LagunaForCausalLM"))
+def test_fp16_keeps_the_scale_of_routed_experts(name: str) -> None:
+    """The host divides the shared ones instead, in layers that make up for it and in others."""
+    command = [sys.executable, "-m", "tests.zoo.formats", name, "--examine", "float16 auto"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith('["')]
+    assert [fault for _, fault in json.loads(line)[1].values()] == [""], done.stderr[-2000:]
 
 
 def test_a_page_of_other_instruction_sets_is_not_gone_on_with() -> None:

@@ -219,7 +219,12 @@ SPECS = (
     ),
     Spec("GlmForCausalLM", "GLM-4-9B", "glm"),
     Spec("Glm4ForCausalLM", "GLM-4-0414", "glm4"),
-    Spec("Glm4MoeForCausalLM", "GLM-4.5", "glm4_moe", {"use_qk_norm": True, "head_dim": 32}),
+    Spec(
+        "Glm4MoeForCausalLM",
+        "GLM-4.5",
+        "glm4_moe",
+        {"use_qk_norm": True, "head_dim": 32, "routed_scaling_factor": 2.5},
+    ),
     Spec(
         "Glm4MoeLiteForCausalLM",
         "GLM-4.7-Flash",
@@ -297,7 +302,7 @@ SPECS = (
     ),
     Spec("KimiLinearForCausalLM", "Kimi Linear", "kimi_linear", refused=RECURRENT),
     Spec("LLaMAForCausalLM", "LLaMA 1", "llama", note="loaded as a Llama"),
-    Spec("LagunaForCausalLM", "Laguna", "laguna", FOUR),
+    Spec("LagunaForCausalLM", "Laguna", "laguna", {**FOUR, "moe_routed_scaling_factor": 2.5}),
     Spec(
         "Lfm2ForCausalLM",
         "LFM2",

@@ -1,10 +1,12 @@
 """What must stand in a process before the host imports its Triton layer.
 
 What: the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0), engines that are forked, and no empty
-    CUDA_VISIBLE_DEVICES; memory and signals of the server kept apart from those of its forks.
+    CUDA_VISIBLE_DEVICES; memory and signals of the server kept apart from those of its forks; what
+    the server has frozen thawed at its end.
 Why: the V2 runner is written in Triton.  The host spawns engines for the sake of CUDA, so each
     imports everything again, half of the time to the first token.  An empty CUDA_VISIBLE_DEVICES
-    makes the host believe that Triton works.
+    makes the host believe that Triton works.  The host's gc.freeze() leaves Triton's types alive,
+    which are then listed as leaks after Ctrl-C.
 Since: 0.32
 Until: the V2 runner computes without Triton; a platform chooses the start method; the host asks
     the driver for GPUs.
@@ -12,6 +14,7 @@ Until: the V2 runner computes without Triton; a platform chooses the start metho
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -32,6 +35,7 @@ def prepare() -> None:
     # The server's event loop hears of signals by a file that a forked engine would write to, too:
     # the end of a rank would look to the server as if it had been asked to stop.
     os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
+    atexit.register(gc.unfreeze)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
     sentences.print_without_traceback()
