@@ -9,10 +9,10 @@
 //                            of a step, widened by a shift and a mask, and the loop is as regular
 //                            as that of fp32: compilers unroll it without spilling
 //             row pairs      rows 2k and 2k + 1 of a column, which is the operand of VDPBF16PS,
-//                            AMX and 16-bit integer products; also where a panel may be cut in the
-//                            middle (64-byte vectors, whose panel is wider than 16 columns).  An
-//                            odd last row has no partner: the other half of its word is zero or
-//                            not read
+//                            BFDOT, AMX and 16-bit integer products, and two of them zipped that of
+//                            BFMMLA; also where a panel may be cut in the middle (64-byte vectors,
+//                            whose panel is wider than 16 columns).  An odd last row has no
+//                            partner: the other half of its word is zero or not read
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
