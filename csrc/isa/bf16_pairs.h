@@ -1,7 +1,7 @@
-// Dot products of bf16 pairs, where the hardware has them: VDPBF16PS.
+// Dot products of bf16 pairs, where the hardware has them: VDPBF16PS, BFDOT and BFMMLA.
 //
-// The order and the treatment of subnormal numbers are the instruction's, whatever the control
-// register says; the generic definition is what the tests run and compare with.
+// The order, the rounding and the treatment of subnormal numbers are the instruction's, whatever
+// the control register says; the generic definitions are what the tests run and compare with.
 #pragma once
 
 #include "isa/vec.h"
@@ -10,18 +10,41 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-#if !defined(__AVX512BF16__)
+#if !defined(__AVX512BF16__) && !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 // Subnormal numbers are zeros, on the way in and on the way out.
 CPU_BACKEND_INLINE Vec flush(Vec x) {
   return select(abs(x) < 0x1p-126f, from_bits(as_bits(x) & 0x80000000u), x);
 }
 #endif
 
-// Per lane: acc + second(a) * second(b), then + first(a) * first(b), each rounded once; first and
-// second of a pair as they lie in memory.
+#if defined(CPU_BACKEND_EMULATE_BLOCKS)
+// a + b rounded to odd: of the two neighbours of an inexact sum the one that ends in a 1.  The
+// error of rounding to nearest tells the direction (Knuth's TwoSum).
+CPU_BACKEND_INLINE Vec add_to_odd(Vec a, Vec b) {
+  const Vec sum = a + b;
+  const Vec of_b = sum - a;
+  const Vec error = (a - (sum - of_b)) + (b - of_b);
+  const VecU bits = as_bits(sum);
+  const VecI inexact = (error < 0.0f) | (error > 0.0f);  // NaN where the sum is infinite
+  const VecI even = (bits & 1u) == 0u;
+  const VecI outward = (VecI)(as_bits(error) ^ bits) >= 0;
+  return flush(
+      from_bits(bits + select(inexact & even, select(outward, VecU{} + 1u, VecU{} - 1u), VecU{})));
+}
+#endif
+
+// Per lane, with first and second of a pair as they lie in memory: x86 acc + second(a) * second(b),
+// then + first(a) * first(b), each rounded once; Arm acc + (first(a) * first(b) + second(a) *
+// second(b)), each sum rounded to odd (Arm Architecture Reference Manual, BFDotAdd).
 CPU_BACKEND_INLINE Vec dot_pairs(Vec acc, VecU a, VecU b) {
 #if defined(__AVX512BF16__)
   return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (Vec)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#elif defined(CPU_BACKEND_EMULATE_BLOCKS)
+  const Vec first = flush(flush(first_of_pair(a)) * flush(first_of_pair(b)));
+  const Vec second = flush(flush(second_of_pair(a)) * flush(second_of_pair(b)));
+  return add_to_odd(flush(acc), add_to_odd(first, second));
 #else
   acc = flush(flush(second_of_pair(a)) * flush(second_of_pair(b)) + flush(acc));
   return flush(flush(first_of_pair(a)) * flush(first_of_pair(b)) + acc);

@@ -9,9 +9,6 @@
 #pragma once
 
 #include "isa/codes.h"
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
 
 namespace CPU_BACKEND_NAMESPACE {
 

@@ -22,6 +22,9 @@
 // compete with theirs and be spilled.
 #define CPU_BACKEND_NOINLINE __attribute__((noinline))
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define CPU_BACKEND_VECTOR_BYTES 64
@@ -33,9 +36,15 @@
 #define CPU_BACKEND_VECTOR_BYTES 16
 #endif
 
-// Products of bf16 pairs in hardware: on vectors (AVX512_BF16) and on tiles (AMX).  The kernel
-// tests compile both by their definition for any CPU (CPU_BACKEND_EMULATE_...).
-#if defined(__AVX512BF16__) || defined(CPU_BACKEND_EMULATE_BF16_PAIRS)
+// Products of bf16 pairs in hardware: on vectors (AVX512_BF16), on vectors and, as those of bytes,
+// on blocks of two rows and two columns (BF16 and I8MM of Arm), and on tiles (AMX).  The kernel
+// tests compile each by its definition for any CPU (CPU_BACKEND_EMULATE_...).
+#if (defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)) || \
+    defined(CPU_BACKEND_EMULATE_BLOCKS)
+#define CPU_BACKEND_BLOCKS
+#endif
+#if defined(__AVX512BF16__) || defined(CPU_BACKEND_EMULATE_BF16_PAIRS) || \
+    defined(CPU_BACKEND_BLOCKS)
 #define CPU_BACKEND_BF16_PAIRS
 #endif
 #if defined(__AMX_BF16__) || defined(CPU_BACKEND_EMULATE_BF16_TILES)

@@ -2,7 +2,7 @@
 //
 // A Vec holds kLanes fp32 values; storage types (float, bf16_t, fp16_t) are widened on load and
 // rounded once, to nearest even, on store.  Compiler vectors give one definition for every target;
-// only the 16-bit conversions of x86 and the masked tails of AVX-512 need an intrinsic.
+// only 16-bit conversions and the masked tails of AVX-512 need an intrinsic.
 // a * b + c on Vec contracts to one fused multiply-add where the target has it
 // (-ffp-contract=fast). Tests: tests/kernels/test_vec.cpp, against the scalar conversions in
 // isa/half.h.
@@ -117,10 +117,14 @@ CPU_BACKEND_INLINE VecB narrow_to_bytes(VecU u) {
 CPU_BACKEND_INLINE Vec widen_bf16(VecH h) { return from_bits(widen_bits(h) << 16); }
 
 CPU_BACKEND_INLINE VecH narrow_bf16(Vec x) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (VecH)vcvt_bf16_f32((float32x4_t)x);
+#else
   const VecU u = as_bits(x);
   const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   const VecU quiet_nan = (u >> 16) | 0x40u;
   return narrow_bits(select(x != x, quiet_nan, rounded));
+#endif
 }
 
 // The same where no number is subnormal: hardware makes those zeros.
@@ -137,6 +141,8 @@ CPU_BACKEND_INLINE Vec widen_fp16(VecH h) {
   return (Vec)_mm512_cvtph_ps((__m256i)h);
 #elif CPU_BACKEND_VECTOR_BYTES == 32 && defined(__F16C__)
   return (Vec)_mm256_cvtph_ps((__m128i)h);
+#elif defined(__aarch64__)
+  return (Vec)vcvt_f32_f16((float16x4_t)h);
 #else
   const VecU u = widen_bits(h);
   const VecU sign = (u & 0x8000u) << 16;
@@ -153,6 +159,8 @@ CPU_BACKEND_INLINE VecH narrow_fp16(Vec x) {
   return (VecH)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif CPU_BACKEND_VECTOR_BYTES == 32 && defined(__F16C__)
   return (VecH)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+  return (VecH)vcvt_f16_f32((float32x4_t)x);
 #else
   const VecU u = as_bits(x);
   const VecU sign = (u >> 16) & 0x8000u;

@@ -9,10 +9,10 @@
 //                            of a step, widened by a shift and a mask, and the loop is as regular
 //                            as that of fp32: compilers unroll it without spilling
 //             row pairs      rows 2k and 2k + 1 of a column, which is the operand of VDPBF16PS,
-//                            AMX and 16-bit integer products; also where a panel may be cut in the
-//                            middle (64-byte vectors, whose panel is wider than 16 columns).  An
-//                            odd last row has no partner: the other half of its word is zero or
-//                            not read
+//                            BFDOT, AMX and 16-bit integer products, and two of them zipped that of
+//                            BFMMLA; also where a panel may be cut in the middle (64-byte vectors,
+//                            whose panel is wider than 16 columns).  An odd last row has no
+//                            partner: the other half of its word is zero or not read
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
@@ -22,6 +22,7 @@
 
 #include "core/gemm_plan.h"
 #include "isa/bf16_pairs.h"
+#include "isa/blocks.h"
 #include "isa/codes.h"
 #include "isa/dot.h"
 
@@ -85,6 +86,17 @@ struct LeftOf<bf16_t> {
 template <class T>
 using Left = typename LeftOf<T>::Type;
 
+// Whether two rows at a time meet the panel in blocks of two columns.
+#if defined(CPU_BACKEND_BLOCKS)
+template <class A>
+constexpr bool kInBlocks = kSame<A, bf16_t>;
+#else
+template <class A>
+constexpr bool kInBlocks = false;
+#endif
+
+// In blocks acc[r] and acc[r + 1], for even r, are the products of both rows with columns 0 and 1
+// and with columns 2 and 3 of each vector; the last of an odd number of rows is as ever.
 template <int kRows, int kVecs, int kPanels>
 struct Tile {
   Vec acc[kPanels][kRows][kVecs];
@@ -142,12 +154,59 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
     words[v] = load_raw<VecU>(b + v * 2 * kLanes);
     if (!both) words[v] &= kFirstIsLow ? 0x0000ffffu : 0xffff0000u;
   }
-  for (int r = 0; r < kRows; ++r) {
+  const auto pair_of = [&](int r) CPU_BACKEND_LAMBDA {
     const bf16_t* from = a + r * a_stride + k;
     const bf16_t single[2] = {*from, bf16_t{}};
-    const uint32_t pair = load_raw<uint32_t>(both ? from : single);
+    return load_raw<uint32_t>(both ? from : single);
+  };
+  constexpr int kPaired = kInBlocks<bf16_t> ? kRows / 2 * 2 : 0;
+#if defined(CPU_BACKEND_BLOCKS)
+  for (int r = 0; r < kPaired; r += 2) {
+    const uint32_t row0 = pair_of(r), row1 = pair_of(r + 1);
+    const VecU rows{row0, row1, row0, row1};
+    for (int v = 0; v < kVecs; ++v) {
+      Vec &left = tile.acc[panel][r][v], &right = tile.acc[panel][r + 1][v];
+      left = dot_pairs(left, rows, lanes_of<0, 0, 1, 1>(words[v], words[v]));
+      right = dot_pairs(right, rows, lanes_of<2, 2, 3, 3>(words[v], words[v]));
+    }
+  }
+#endif
+  for (int r = kPaired; r < kRows; ++r) {
+    const uint32_t pair = pair_of(r);
     for (int v = 0; v < kVecs; ++v)
       tile.acc[panel][r][v] = dot_pairs(tile.acc[panel][r][v], VecU{} + pair, words[v]);
+  }
+}
+#endif
+
+#if defined(CPU_BACKEND_BLOCKS)
+// Two pairs of steps; the second one's part of the panel lies at b_next.
+template <int kRows, int kVecs, int kPanels>
+CPU_BACKEND_INLINE void tile_step_quad(Tile<kRows, kVecs, kPanels>& tile, const bf16_t* a,
+                                       int64_t a_stride, int64_t k, const bf16_t* b,
+                                       const bf16_t* b_next, int panel) {
+  auto& acc = tile.acc[panel];
+  VecU first[kVecs], second[kVecs];
+  for (int v = 0; v < kVecs; ++v) {
+    first[v] = load_raw<VecU>(b + v * 2 * kLanes);
+    second[v] = load_raw<VecU>(b_next + v * 2 * kLanes);
+  }
+  int r = 0;
+  for (; r + 2 <= kRows; r += 2) {
+    const bf16_t* from = a + r * a_stride + k;
+    const VecU rows = load_block(from, from + a_stride);
+    for (int v = 0; v < kVecs; ++v) {
+      const ColumnBlocks columns(first[v], second[v]);
+      acc[r][v] = dot_blocks(acc[r][v], rows, columns.of[0]);
+      acc[r + 1][v] = dot_blocks(acc[r + 1][v], rows, columns.of[1]);
+    }
+  }
+  for (; r < kRows; ++r) {
+    const bf16_t* from = a + r * a_stride + k;
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = dot_pairs(acc[r][v], VecU{} + load_raw<uint32_t>(from), first[v]);
+      acc[r][v] = dot_pairs(acc[r][v], VecU{} + load_raw<uint32_t>(from + 2), second[v]);
+    }
   }
 }
 #endif
@@ -200,6 +259,14 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
                                    int64_t b_panel_stride, Ahead& ahead) {
   int64_t k = 0;
   if constexpr (kPairing<T> == 2) {
+    if constexpr (kInBlocks<A>)
+      for (; k + 4 <= depth; k += 4, b += 4 * b_stride) {
+        if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<4 * kStepBytes<T>>();
+        for (int p = 0; p < kPanels; ++p) {
+          const T* row = b + p * b_panel_stride;
+          tile_step_quad(tile, a, a_stride, k, row, row + 2 * b_stride, p);
+        }
+      }
     for (; k + 2 <= depth; k += 2, b += 2 * b_stride) {
       if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<2 * kStepBytes<T>>();
       for (int p = 0; p < kPanels; ++p)
@@ -315,6 +382,11 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
         tile_steps<kFetch>(tile, a + k + i, a_stride, now, b + (k + i) * b_stride, b_stride,
                            b_panel_stride, ahead);
       }
+      if constexpr (kInBlocks<A>)
+        for (int p = 0; p < kPanels; ++p)
+          for (int r = 0; r + 2 <= kRows; r += 2)
+            for (int v = 0; v < kVecs; ++v)
+              blocks_to_rows(tile.acc[p][r][v], tile.acc[p][r + 1][v]);
       const bool add = accumulate || k > 0;
       for (int p = 0; p < kPanels; ++p)
         for (int r = 0; r < kRows; ++r)
@@ -339,14 +411,17 @@ CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride
   }
 }
 
-// f(first row, rows) for tiles that differ by at most one row: 8 rows are 4 + 4, not 6 + 2, because
-// a small tile has too few chains to hide the latency of a multiply-add.
-template <class F>
+// f(first row, rows) for tiles that differ by at most one row, or by one pair where rows go in
+// pairs: 8 rows are 4 + 4, not 6 + 2, because a small tile has too few chains to hide the latency
+// of a multiply-add.
+template <class A, class F>
 CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
+  constexpr int64_t kUnit = kInBlocks<A> ? 2 : 1;
   const int64_t tiles = ceil_div(rows, kMaxRows);
   for (int64_t t = 0; t < tiles; ++t) {
-    const Slice tile = split(rows, tiles, t);
-    f(tile.begin, tile.end - tile.begin);
+    const Slice units = split(ceil_div(rows, kUnit), tiles, t);
+    const int64_t begin = units.begin * kUnit, end = units.end * kUnit;
+    f(begin, (end < rows ? end : rows) - begin);
   }
 }
 
@@ -362,7 +437,7 @@ void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride,
   const int64_t tiles = ceil_div(rows, kMaxRows);
   Ahead none{};
   Ahead ahead{reinterpret_cast<const char*>(next), next ? kStepBytes<T> / tiles : 0};
-  for_each_tile(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
+  for_each_tile<A>(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
     const A* left = a + row * a_stride;
     float* out = c + row * c_stride;
     if (columns < kPanelWidth) {

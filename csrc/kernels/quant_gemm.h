@@ -16,6 +16,7 @@
 #pragma once
 
 #include "core/quant.h"
+#include "isa/blocks.h"
 #include "isa/dot.h"
 #include "kernels/gemm.h"
 #include "kernels/quant_expand.h"
@@ -131,6 +132,51 @@ CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
   return (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
 }
 
+#if defined(CPU_BACKEND_BLOCKS)
+// Two rows at a time meet blocks of two columns.  The sums of rows r and r + 1, for even r, are
+// meanwhile those of both rows with columns 0 and 1 and with columns 2 and 3 of each vector.
+template <int kBits, bool kFetch, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs], const char* a,
+                                         TileCodes& codes, int64_t steps) {
+  static_assert(kQuadsStep == 8, "a step of a row is half of a block");
+  const auto for_each_block = [&](auto f) CPU_BACKEND_LAMBDA {
+    for (int p = 0; p < kPanels; ++p)
+      for (int r = 0; r + 2 <= kRows; r += 2)
+        for (int v = 0; v < kPanelVecs; ++v) f(sums[p][r][v], sums[p][r + 1][v]);
+  };
+  for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { rows_to_blocks(x, y); });
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(kBits)) {
+    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
+    for (int p = 0; p < kPanels; ++p) {
+      VecU first[kPanelVecs], second[kPanelVecs];
+      for (int v = 0; v < kPanelVecs; ++v) {
+        first[v] = code_quads<kBits>(codes.words(p) + v * kLanes, 0);
+        second[v] = code_quads<kBits>(codes.words(p) + v * kLanes, 1);
+      }
+      auto& sum = sums[p];
+      int r = 0;
+      for (; r + 2 <= kRows; r += 2) {
+        const VecU rows = load_raw<VecU>(a + r * kQuadsStep);
+        for (int v = 0; v < kPanelVecs; ++v) {
+          const ColumnBlocks columns(first[v], second[v]);
+          sum[r][v] = dot_blocks(sum[r][v], rows, columns.of[0]);
+          sum[r + 1][v] = dot_blocks(sum[r + 1][v], rows, columns.of[1]);
+        }
+      }
+      for (; r < kRows; ++r) {
+        const char* from = a + r * kQuadsStep;
+        for (int v = 0; v < kPanelVecs; ++v) {
+          sum[r][v] = dot_quads<kBits>(sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
+          sum[r][v] =
+              dot_quads<kBits>(sum[r][v], broadcast(load_raw<int32_t>(from + 4)), second[v]);
+        }
+      }
+    }
+  }
+  for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { blocks_to_rows(x, y); });
+}
+#endif
+
 // Returns where the activations go on.
 template <int kBits, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][kPanelVecs],
@@ -157,7 +203,11 @@ template <int kBits, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
                                         TileCodes& codes, int64_t steps) {
   if constexpr (kSame<QuadSum, VecI>) {
+#if defined(CPU_BACKEND_BLOCKS)
+    dot_chain_blocks<kBits, kFetch>(tile.sum, a, codes, steps);
+#else
     dot_chain_quads<kBits, kFetch>(tile.sum, a, codes, steps);
+#endif
   } else {
     constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
     for (; steps > 0; steps -= kChain) {

@@ -11,6 +11,7 @@
 
 namespace cpu_backend {
 extern const KernelTable* const k_emulated_bf16_pairs_table;
+extern const KernelTable* const k_emulated_blocks_table;
 extern const KernelTable* const k_emulated_bf16_tiles_table;
 }  // namespace cpu_backend
 
@@ -82,7 +83,8 @@ void for_each_target_and_emulated(const std::function<void(const KernelTable&)>&
   for_each_target(run);
   const char* only = getenv("CPU_BACKEND_ISA");
   if (only && *only && strcmp(only, "scalar") != 0) return;
-  for (const KernelTable* table : {k_emulated_bf16_pairs_table, k_emulated_bf16_tiles_table}) {
+  for (const KernelTable* table :
+       {k_emulated_bf16_pairs_table, k_emulated_blocks_table, k_emulated_bf16_tiles_table}) {
     current_target = table->target;
     run(*table);
   }
@@ -94,6 +96,8 @@ const KernelTable* bf16_definition_of(const KernelTable& table) {
   switch (probe_of(table.target).bf16_unit) {
     case Bf16Unit::kPairs:
       return k_emulated_bf16_pairs_table;
+    case Bf16Unit::kBlocks:
+      return k_emulated_blocks_table;
     case Bf16Unit::kTiles:
       return k_emulated_bf16_tiles_table;
     case Bf16Unit::kNone:

@@ -32,7 +32,7 @@ struct Registration {
 bool expect(bool ok, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 void for_each_target(const std::function<void(const KernelTable&)>& run);
-// And those whose bf16 units are emulated, unless CPU_BACKEND_ISA names another target than scalar.
+// And those whose units are emulated, unless CPU_BACKEND_ISA names another target than scalar.
 void for_each_target_and_emulated(const std::function<void(const KernelTable&)>& run);
 // The emulation of the bf16 unit that a target has, or null.
 const KernelTable* bf16_definition_of(const KernelTable& table);

@@ -8,8 +8,9 @@
 
 namespace cpu_backend::test {
 
-// What multiplies bf16 without widening it first (isa/bf16_pairs.h, isa/bf16_tiles.h).
-enum class Bf16Unit { kNone, kPairs, kTiles };
+// What multiplies bf16 without widening it first (isa/bf16_pairs.h, isa/blocks.h,
+// isa/bf16_tiles.h).
+enum class Bf16Unit { kNone, kPairs, kBlocks, kTiles };
 
 struct Probe {
   const char* target;

@@ -76,7 +76,7 @@ void check_product(const KernelTable& table, const QuantProblem& problem, int64_
 }
 
 void test_quant_gemm_is_the_integer_definition() {
-  for_each_target([](const KernelTable& table) {
+  for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
     for (int bits : {4, 8}) {

@@ -205,7 +205,8 @@ def _slack(case: Case) -> float:
         return 2e-4  # queries and probabilities become 16-bit integers
     if case.query.dtype == torch.bfloat16 and not case.cache.is_quantized:
         # Probabilities are rounded to bf16, by up to 2^-9 of each, where it is multiplied in pairs.
-        return 2.0**-10 if "avx512_bf16" in TARGETS[ops.load().target].features else 0.0
+        in_pairs = {"avx512_bf16", "bf16"} & TARGETS[ops.load().target].features
+        return 2.0**-10 if in_pairs else 0.0
     return 0.0
 
 
