@@ -214,13 +214,14 @@ def start(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **({} if wall else {"OMP_NUM_THREADS": "1"}),
     }
-    if python != Path(sys.executable):
+    is_ours = python == Path(sys.executable)
+    if not is_ours:
         environ["VLLM_PLUGINS"] = ""
     runner = stack.enter_context(
         Runner(
             python,
             RUNNERS / "vllm_engine.py",
-            clean_environ(environ, keep=("PYTHONPATH",)),
+            clean_environ(environ, keep=("PYTHONPATH",) if is_ours else ()),
             folder / f"{name}.log",
             TIMEOUT_S,
         )
@@ -236,7 +237,7 @@ def start(
                 "load_format": "dummy",
                 "max_num_seqs": max(REQUESTS),
                 "max_num_batched_tokens": 2 * PROMPT,
-                "enforce_eager": python != Path(sys.executable),
+                "enforce_eager": not is_ours,
             },
         }
     )
