@@ -15,6 +15,15 @@ enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 using ConstData = const void*;
 using Data = void*;
 
+enum class Activation : int {
+  kSilu,
+  kGelu,       // x/2 * erfc(-x/sqrt(2))
+  kGeluTanh,   // the tanh approximation; also "gelu_new" and "gelu_fast"
+  kGeluQuick,  // x * sigmoid(1.702 x)
+  kSigmoid,    // 1 / (1 + exp(-x))
+  kSwigluOai,  // gated only: (up + 1) * gelu_quick(gate), gate at most 7, up from -7 to 7 (gpt-oss)
+};
+
 // y = x / rms(x) * weight, or with a residual: residual += x first, and y from the sum.
 struct NormArgs {
   ConstData x;
@@ -26,6 +35,11 @@ struct NormArgs {
   int64_t y_stride;
   int64_t hidden;
   float epsilon;
+  float weight_offset;  // added to the weight: 1 where models store its difference from 1
+  ConstData gate;       // null: none
+  int64_t gate_stride;
+  Activation gate_activation;  // kSilu or kSigmoid
+  bool gate_first;             // the norm is of what the gate has left
 };
 
 // y[i] = the sum of sources[0..count)[i] in this order.
@@ -45,15 +59,6 @@ struct CombineArgs {
   Data y;
   int64_t y_stride;
   int64_t size;
-};
-
-enum class Activation : int {
-  kSilu,
-  kGelu,       // x/2 * erfc(-x/sqrt(2))
-  kGeluTanh,   // the tanh approximation; also "gelu_new" and "gelu_fast"
-  kGeluQuick,  // x * sigmoid(1.702 x)
-  kSigmoid,    // 1 / (1 + exp(-x))
-  kSwigluOai,  // gated only: (up + 1) * gelu_quick(gate), gate at most 7, up from -7 to 7 (gpt-oss)
 };
 
 // y[r] = act(x[r][0:size]) * x[r][size:2*size] when gated, act(x[r]) otherwise.

@@ -55,32 +55,64 @@ CPU_BACKEND_INLINE void prepare_vector(const T* x, int64_t size, const DeltaRule
                             CPU_BACKEND_LAMBDA { store_n(to + i, load_n(x + i, n) * scale, n); });
 }
 
-// One token's turn with kVectors full vectors of channels, or with one of `lanes` channels.
-// from and to: the state's first key row at these channels, rows `value_dim` apart; may be equal.
+// row(k, part) of every key: in turns part 0 and part 1.
+template <class F>
+CPU_BACKEND_INLINE void for_each_key(int64_t keys, F row) {
+  int64_t k = 0;
+  for (; k + 2 <= keys; k += 2) {
+    row(k, 0);
+    row(k + 1, 1);
+  }
+  if (k < keys) row(k, 0);
+}
+
+// S^T k of kVectors full vectors of channels, or of one of `lanes` channels, in two parts.
+template <int kVectors>
+struct KeySums {
+  Vec parts[2][kVectors] = {};
+
+  CPU_BACKEND_INLINE void add(int part, int c, Vec state, float key) {
+    parts[part][c] = state * key + parts[part][c];
+  }
+};
+
+template <int kVectors, class S>
+CPU_BACKEND_INLINE KeySums<kVectors> sum_keys(const DeltaRuleArgs& args, const float* key,
+                                              const S* state, int lanes) {
+  KeySums<kVectors> sums;
+  for_each_key(args.key_dim, [&](int64_t k, int part) CPU_BACKEND_LAMBDA {
+    for (int c = 0; c < kVectors; ++c)
+      sums.add(part, c,
+               load_n(state + k * args.value_dim + c * kLanes, kVectors > 1 ? kLanes : lanes),
+               key[k]);
+  });
+  return sums;
+}
+
+// One token's turn, and the sums of the state that it leaves with the next token's key, if there
+// is one.  from and to: the state's first key row at these channels, rows `value_dim` apart; may
+// be equal.
 template <int kVectors, class T, class S>
-CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, const float* key, const float* query,
+CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, KeySums<kVectors>& sums,
+                                   const float* key, const float* query, const float* next_key,
                                    float decay, float beta, const T* value, const S* from, S* to,
                                    T* out, int lanes) {
-  const int64_t keys = args.key_dim, stride = args.value_dim;
   const int n = kVectors > 1 ? kLanes : lanes;
-  Vec even[kVectors] = {}, odd[kVectors] = {};
-  for (int64_t k = 0; k < keys; k += 2)
-    for (int c = 0; c < kVectors; ++c) {
-      const S* row = from + k * stride + c * kLanes;
-      even[c] = load_n(row, n) * key[k] + even[c];
-      if (k + 1 < keys) odd[c] = load_n(row + stride, n) * key[k + 1] + odd[c];
-    }
-  Vec delta[kVectors], sum[kVectors] = {};
+  Vec delta[kVectors], results[kVectors] = {};
   for (int c = 0; c < kVectors; ++c)
-    delta[c] = (load_n(value + c * kLanes, n) - (even[c] + odd[c]) * decay) * beta;
-  for (int64_t k = 0; k < keys; ++k)
+    delta[c] =
+        (load_n(value + c * kLanes, n) - (sums.parts[0][c] + sums.parts[1][c]) * decay) * beta;
+  sums = {};
+  for_each_key(args.key_dim, [&](int64_t k, int part) CPU_BACKEND_LAMBDA {
     for (int c = 0; c < kVectors; ++c) {
-      const int64_t at = k * stride + c * kLanes;
+      const int64_t at = k * args.value_dim + c * kLanes;
       const Vec state = load_n(from + at, n) * decay + delta[c] * key[k];
       store_n(to + at, state, n);
-      sum[c] = state * query[k] + sum[c];
+      results[c] = state * query[k] + results[c];
+      if (next_key) sums.add(part, c, kept<S>(state), next_key[k]);
     }
-  for (int c = 0; c < kVectors; ++c) store_n(out + c * kLanes, sum[c], n);
+  });
+  for (int c = 0; c < kVectors; ++c) store_n(out + c * kLanes, results[c], n);
 }
 
 template <class T, class S>
@@ -127,14 +159,19 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
       store_n(decays + i, exp(load_n(decays + i, n)), n);
     });
     const auto take = [&](auto vectors, int64_t column, int lanes) CPU_BACKEND_LAMBDA {
+      constexpr int kVectors = decltype(vectors)::value;
+      KeySums<kVectors> sums;
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t token = t + i, step = token - sequence.begin;
         const S* from = state_of(args.accepted && step > 0 ? slots[step - 1] : slot) + column;
         S* to = state_of(args.accepted ? slots[step] : slot) + column;
-        delta_step<decltype(vectors)::value>(
-            args, keys + i * args.key_dim, queries + i * args.key_dim, decays[i],
-            args.beta[token * args.heads + head], value + token * args.value_token_stride + column,
-            from, to, out + token * args.out_token_stride + column, lanes);
+        const float* now = keys + i * args.key_dim;
+        if (i == 0) sums = sum_keys<kVectors>(args, now, from, lanes);
+        delta_step<kVectors>(args, sums, now, queries + i * args.key_dim,
+                             i + 1 < tokens ? now + args.key_dim : nullptr, decays[i],
+                             args.beta[token * args.heads + head],
+                             value + token * args.value_token_stride + column, from, to,
+                             out + token * args.out_token_stride + column, lanes);
       }
     };
     constexpr int64_t kWide = kDeltaVectors * kLanes;

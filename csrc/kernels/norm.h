@@ -1,17 +1,33 @@
 // Row-wise RMS norm: y[r][c] = x[r][c] / sqrt(mean(x[r]^2) + eps) * weight[c]
-// (Zhang and Sennrich 2019), alone or after `residual += x`.
+// (Zhang and Sennrich 2019), alone, after `residual += x`, or with a gate: times act(gate[r][c])
+// afterwards or, gate_first, before (Mamba-2, gated delta nets).
 //
-// Shapes    x, y, residual: rows x hidden; rows may be strided; y may be x.
+// Shapes    x, y, residual, gate: rows x hidden; rows may be strided; y may be x or the gate.
 // Numerics  with a residual, the sum is rounded to the storage type first and the norm is taken of
-//           the rounded value, as the host's models define it.  Squares are summed in fp32.
+//           the rounded value, as the host's models define it.  Squares are summed in fp32; weight
+//           and gate are applied in fp32, and the result is rounded once.
 // Threads   none: rows [slice.begin, slice.end) only; a row never depends on another.
 #pragma once
 
 #include "core/slice.h"
 #include "core/view.h"
-#include "isa/vec.h"
+#include "kernels/activation.h"
 
 namespace CPU_BACKEND_NAMESPACE {
+
+// A row of a norm's gate, if it has one.
+template <class T>
+struct NormGate {
+  const T* row;
+  Activation activation;
+
+  CPU_BACKEND_INLINE Vec apply(Vec v, int64_t i, int n) const {
+    if (!row) return v;
+    const Vec gate = load_n(row + i, n);
+    return v * (activation == Activation::kSigmoid ? activate<Activation::kSigmoid>(gate)
+                                                   : activate<Activation::kSilu>(gate));
+  }
+};
 
 template <class T>
 void rms_norm(const NormArgs& args, Slice rows) {
@@ -21,6 +37,10 @@ void rms_norm(const NormArgs& args, Slice rows) {
     T* y = static_cast<T*>(args.y) + r * args.y_stride;
     T* residual =
         args.residual ? static_cast<T*>(args.residual) + r * args.residual_stride : nullptr;
+    const T* gate_row =
+        args.gate ? static_cast<const T*>(args.gate) + r * args.gate_stride : nullptr;
+    const NormGate<T> before{args.gate_first ? gate_row : nullptr, args.gate_activation};
+    const NormGate<T> after{args.gate_first ? nullptr : gate_row, args.gate_activation};
     Vec sum{};
     for_each_vector(args.hidden, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       Vec v = load_n(x + i, n);
@@ -28,15 +48,16 @@ void rms_norm(const NormArgs& args, Slice rows) {
         store_n(residual + i, v + load_n(residual + i, n), n);
         v = load_n(residual + i, n);
       }
+      v = before.apply(v, i, n);
       sum = v * v + sum;
     });
     const float mean_square = sum_lanes(sum) / static_cast<float>(args.hidden);
     const float scale = 1.0f / __builtin_sqrtf(mean_square + args.epsilon);
     const T* source = residual ? residual : x;
     for_each_vector(args.hidden, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      Vec v = load_n(source + i, n) * scale;
-      if (weight) v = v * load_n(weight + i, n);
-      store_n(y + i, v, n);
+      Vec v = before.apply(load_n(source + i, n), i, n) * scale;
+      if (weight) v = v * (load_n(weight + i, n) + args.weight_offset);
+      store_n(y + i, after.apply(v, i, n), n);
     });
   }
 }

@@ -44,4 +44,16 @@ CPU_BACKEND_INLINE void store_strided(T* p, int64_t stride, Vec v, int n) {
   for (int i = 0; i < n; ++i) p[i * stride] = tmp[i];
 }
 
+// v as a state keeps it.
+template <class S>
+CPU_BACKEND_INLINE Vec kept(Vec v) {
+  S rounded[kLanes];
+  store(rounded, v);
+  return load(rounded);
+}
+template <>
+CPU_BACKEND_INLINE Vec kept<float>(Vec v) {
+  return v;
+}
+
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -82,18 +82,6 @@ CPU_BACKEND_INLINE void begin_state(const StateScanArgs& args, const Sequence& s
     });
 }
 
-// v as a state keeps it.
-template <class S>
-CPU_BACKEND_INLINE Vec kept(Vec v) {
-  S rounded[kLanes];
-  store(rounded, v);
-  return load(rounded);
-}
-template <>
-CPU_BACKEND_INLINE Vec kept<float>(Vec v) {
-  return v;
-}
-
 // kVectors vectors of channel p's state, from state n on, through the tile's tokens; of one vector
 // `lanes` lanes.  a: what they decay by, if steps are not shared.
 template <int kVectors, bool kShared, class S>

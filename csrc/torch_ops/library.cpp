@@ -425,6 +425,17 @@ TORCH_LIBRARY(cpu_backend, m) {
       "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "
       "Tensor query_start_loc) -> ()");
   m.impl("gated_delta_rule", torch::dispatch(c10::DispatchKey::CPU, gated_delta_rule));
+  m.def("gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()");
+  m.impl("gemma_rms_norm", torch::dispatch(c10::DispatchKey::CPU, gemma_rms_norm));
+  m.def(
+      "fused_add_gemma_rms_norm(Tensor! input, Tensor! residual, Tensor weight, float epsilon) "
+      "-> ()");
+  m.impl("fused_add_gemma_rms_norm",
+         torch::dispatch(c10::DispatchKey::CPU, fused_add_gemma_rms_norm));
+  m.def(
+      "gated_rms_norm(Tensor! out, Tensor input, Tensor gate, Tensor weight, float epsilon, "
+      "bool gate_first, str activation) -> ()");
+  m.impl("gated_rms_norm", torch::dispatch(c10::DispatchKey::CPU, gated_rms_norm));
   m.def("read_bytes(Tensor data) -> int");
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);

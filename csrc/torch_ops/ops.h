@@ -18,6 +18,14 @@ void rms_norm(at::Tensor& out, const at::Tensor& input, const OptionalTensor& we
               double epsilon);
 void fused_add_rms_norm(at::Tensor& input, at::Tensor& residual, const OptionalTensor& weight,
                         double epsilon);
+// With a weight that lacks 1.
+void gemma_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& weight,
+                    double epsilon);
+void fused_add_gemma_rms_norm(at::Tensor& input, at::Tensor& residual, const at::Tensor& weight,
+                              double epsilon);
+void gated_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& gate,
+                    const at::Tensor& weight, double epsilon, bool gate_first,
+                    c10::string_view activation);
 
 // activation.cpp
 enum class Gate { kNone, kFirst, kSecond };  // which half of the input is activated

@@ -68,6 +68,25 @@ def _register_fakes() -> None:
         activation: str,
     ) -> None: ...
 
+    @torch.library.register_fake("cpu_backend::gemma_rms_norm")
+    def _(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> None: ...
+
+    @torch.library.register_fake("cpu_backend::fused_add_gemma_rms_norm")
+    def _(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> None: ...
+
+    @torch.library.register_fake("cpu_backend::gated_rms_norm")
+    def _(
+        out: torch.Tensor,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        gate_first: bool,
+        activation: str,
+    ) -> None: ...
+
     @torch.library.register_fake("cpu_backend::linear_act_and_mul")
     def _(
         out: torch.Tensor,
@@ -208,6 +227,40 @@ def state_scan(
     torch.ops.cpu_backend.state_scan(
         out, states, x, dt, a, b, c, d, gate, dt_bias, True, query_start_loc, slots, resumes
     )
+
+
+def gemma_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMS norm of x [..., hidden], times 1 + weight [hidden]; one rounding."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    torch.ops.cpu_backend.gemma_rms_norm.default(out, x, weight, epsilon)
+    return out
+
+
+def fused_add_gemma_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> None:
+    """residual += x, then x = ``gemma_rms_norm`` of the sum, both [..., hidden] and in place."""
+    torch.ops.cpu_backend.fused_add_gemma_rms_norm.default(x, residual, weight, epsilon)
+
+
+def gated_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    gate_first: bool,
+    act: str,
+) -> torch.Tensor:
+    """RMS norm of each head of x [tokens, heads, channels], times weight and act(gate).
+
+    gate has the shape of x, weight is [channels] for all heads, or of heads * channels; act is
+    "silu" or "sigmoid".  With ``gate_first`` the norm is of x * act(gate).  Dense result, one
+    rounding.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype)
+    torch.ops.cpu_backend.gated_rms_norm.default(out, x, gate, weight, epsilon, gate_first, act)
+    return out
 
 
 def read_bytes(data: torch.Tensor) -> int:

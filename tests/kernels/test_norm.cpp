@@ -4,35 +4,61 @@
 namespace cpu_backend::test {
 namespace {
 
+enum class GateKind { kNone, kSiluBefore, kSiluAfter, kSigmoidBefore, kSigmoidAfter };
+
 struct Case {
   DType type;
   int64_t hidden;
   bool residual, weight, in_place;
+  GateKind gate = GateKind::kNone;
+  bool lacks_one = false;
+
+  bool gate_first() const {
+    return gate == GateKind::kSiluBefore || gate == GateKind::kSigmoidBefore;
+  }
+  bool is_sigmoid() const {
+    return gate == GateKind::kSigmoidBefore || gate == GateKind::kSigmoidAfter;
+  }
 };
 
+// Row r of x through the norm of a case.
 template <class Real>
-std::vector<Real> norm_row(const std::vector<Real>& x, const Buffer* weight, Real epsilon) {
+std::vector<Real> norm_row(const Case& c, std::vector<Real> x, const Buffer& weight,
+                           const Buffer& gate, int64_t r, Real epsilon) {
+  const auto gated = [&](Real v, size_t i) {
+    if (c.gate == GateKind::kNone) return v;
+    const Real z = static_cast<Real>(gate.get(r, static_cast<int64_t>(i)));
+    return v * (c.is_sigmoid() ? 1 : z) / (1 + std::exp(-z));
+  };
   Real sum = 0;
-  for (Real v : x) sum += v * v;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (c.gate_first()) x[i] = gated(x[i], i);
+    sum += x[i] * x[i];
+  }
   const Real scale = 1 / std::sqrt(sum / static_cast<Real>(x.size()) + epsilon);
-  std::vector<Real> y;
-  for (size_t i = 0; i < x.size(); ++i)
-    y.push_back(x[i] * scale *
-                (weight ? static_cast<Real>(weight->get(0, static_cast<int64_t>(i))) : Real{1}));
-  return y;
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] *= scale;
+    if (c.weight)
+      x[i] *= static_cast<Real>(weight.get(0, static_cast<int64_t>(i))) + (c.lacks_one ? 1 : 0);
+    if (!c.gate_first()) x[i] = gated(x[i], i);
+  }
+  return x;
 }
 
 void check_case(const KernelTable& table, const Case& c, Random& random) {
   constexpr int64_t kRows = 4;
   constexpr float kEpsilon = 1e-5f;
   const std::string label =
-      format("%s hidden %lld residual %d weight %d in place %d", name_of(c.type),
-             static_cast<long long>(c.hidden), c.residual, c.weight, c.in_place);
+      format("%s hidden %lld residual %d weight %d in place %d gate %d lacks one %d",
+             name_of(c.type), static_cast<long long>(c.hidden), c.residual, c.weight, c.in_place,
+             static_cast<int>(c.gate), c.lacks_one);
   Buffer x(c.type, kRows, c.hidden, c.hidden + 5), y(c.type, kRows, c.hidden, c.hidden + 3);
   Buffer residual(c.type, kRows, c.hidden, c.hidden + 7), weight(c.type, 1, c.hidden);
+  Buffer gate(c.type, kRows, c.hidden, c.hidden + 9);
   x.fill(random, -2.0, 2.0);
   residual.fill(random, -2.0, 2.0);
   weight.fill(random, -1.5, 1.5);
+  gate.fill(random, -4.0, 4.0);
   // The sum is rounded to the storage type before the norm: the reference starts from that.
   Buffer sum = residual;
   for (int64_t r = 0; r < kRows; ++r)
@@ -52,6 +78,11 @@ void check_case(const KernelTable& table, const Case& c, Random& random) {
   args.y_stride = out.stride();
   args.hidden = c.hidden;
   args.epsilon = kEpsilon;
+  args.weight_offset = c.lacks_one ? 1.0f : 0.0f;
+  args.gate = c.gate == GateKind::kNone ? nullptr : gate.data();
+  args.gate_stride = gate.stride();
+  args.gate_activation = c.is_sigmoid() ? Activation::kSigmoid : Activation::kSilu;
+  args.gate_first = c.gate_first();
   table.rms_norm(c.type, args, {1, 3});
 
   Compare compare(c.type, label);
@@ -75,13 +106,13 @@ void check_case(const KernelTable& table, const Case& c, Random& random) {
         expect(residual.bits(r, i) == sum.bits(r, i), "%s: residual entry %lld", label.c_str(),
                static_cast<long long>(i));
     }
-    wide = norm_row<double>(wide, c.weight ? &weight : nullptr, static_cast<double>(kEpsilon));
-    plain = norm_row<float>(plain, c.weight ? &weight : nullptr, kEpsilon);
+    wide = norm_row<double>(c, wide, weight, gate, r, static_cast<double>(kEpsilon));
+    plain = norm_row<float>(c, plain, weight, gate, r, kEpsilon);
     for (size_t i = 0; i < wide.size(); ++i)
       compare.add(out.get(r, static_cast<int64_t>(i)), wide[i], plain[i]);
   }
   compare.check();
-  for (const Buffer* buffer : {&x, &y, &residual, &weight}) buffer->check_guards(label);
+  for (const Buffer* buffer : {&x, &y, &residual, &weight, &gate}) buffer->check_guards(label);
 }
 
 void test_rms_norm_matches_reference() {
@@ -95,6 +126,22 @@ void test_rms_norm_matches_reference() {
   });
 }
 const Registration a("norm/test_rms_norm_matches_reference", test_rms_norm_matches_reference);
+
+void test_gated_rms_norm_matches_reference() {
+  for_each_target([](const KernelTable& table) {
+    Random random(23);
+    for (DType type : kTypes)
+      for (int64_t hidden : odd_sizes())
+        for (int kind = 0; kind < 5; ++kind)
+          for (int flags = 0; flags < 4; ++flags)
+            check_case(table,
+                       {type, hidden, false, true, (flags & 1) != 0, static_cast<GateKind>(kind),
+                        (flags & 2) != 0},
+                       random);
+  });
+}
+const Registration d("norm/test_gated_rms_norm_matches_reference",
+                     test_gated_rms_norm_matches_reference);
 
 void test_rms_norm_keeps_rows_independent() {
   for_each_target([](const KernelTable& table) {

@@ -1,4 +1,4 @@
-"""rms_norm and fused_add_rms_norm."""
+"""RMS norms: the host's, Gemma's and those with a gate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import functools
 import pytest
 import torch
 
+from cpu_backend import ops
 from tests.ops.accuracy import ODD_SIZES, assert_accurate, guarded
-from tests.reference.norm import rms_norm
+from tests.reference.norm import gated_rms_norm, gemma_rms_norm, rms_norm
 
 EPSILON = 1e-5
 norm = functools.partial(rms_norm, epsilon=EPSILON)
@@ -145,3 +146,66 @@ def test_norms_refuse_what_they_cannot_do() -> None:
         rms_norm_op(x.T, torch.ones(8, 2), None, EPSILON)
     with pytest.raises(ValueError, match="residual has shape"):
         fused(x, torch.ones(3, 8), weight, EPSILON)
+
+
+@pytest.mark.parametrize("hidden", ODD_SIZES)
+def test_gemma_rms_norm_matches_reference(
+    hidden: int, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight = random((5, hidden), dtype, seeded), random((hidden,), dtype, seeded)
+    gemma = functools.partial(gemma_rms_norm, epsilon=EPSILON)
+    assert_accurate(ops.gemma_rms_norm(x, weight, EPSILON), gemma, x, weight)
+
+    residual = random((5, hidden), dtype, seeded)
+    total = x + residual
+    ops.fused_add_gemma_rms_norm(x, residual, weight, EPSILON)
+    assert torch.equal(residual, total)
+    assert_accurate(x, gemma, total, weight)
+
+
+@pytest.mark.parametrize("act", ["silu", "sigmoid"])
+@pytest.mark.parametrize("gate_first", [True, False], ids=["gate first", "norm first"])
+@pytest.mark.parametrize("shared", [True, False], ids=["one weight", "weights of heads"])
+@pytest.mark.parametrize("channels", [1, 24, 128, 131])
+def test_gated_rms_norm_matches_reference(
+    channels: int,
+    shared: bool,
+    gate_first: bool,
+    act: str,
+    dtype: torch.dtype,
+    seeded: torch.Generator,
+) -> None:
+    """Gate and input are cut out of merged projections, as models have them."""
+    merged = random((7, 9 * channels), dtype, seeded)
+    x = merged[:, : 3 * channels].unflatten(1, (3, channels))
+    gate = 2 * merged[:, 5 * channels : 8 * channels].unflatten(1, (3, channels))
+    weight = random((channels,) if shared else (3, channels), dtype, seeded)
+    gated = functools.partial(gated_rms_norm, epsilon=EPSILON, gate_first=gate_first, act=act)
+    out = ops.gated_rms_norm(x, gate, weight.flatten(), EPSILON, gate_first=gate_first, act=act)
+    assert_accurate(out, gated, x, gate, weight)
+    for token in range(7):
+        alone = ops.gated_rms_norm(
+            x[token : token + 1],
+            gate[token : token + 1],
+            weight.flatten(),
+            EPSILON,
+            gate_first=gate_first,
+            act=act,
+        )
+        assert torch.equal(alone[0], out[token])
+
+
+def test_gated_rms_norm_refuses_what_it_cannot_do() -> None:
+    x, weight = torch.ones(2, 3, 8), torch.ones(8)
+
+    def gated(gate: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> torch.Tensor:
+        return ops.gated_rms_norm(x, gate, weight, EPSILON, gate_first=True, act=act)
+
+    with pytest.raises(ValueError, match="gate has shape"):
+        gated(x[:, :2], weight)
+    with pytest.raises(TypeError, match="gate has dtype Half but input has Float"):
+        gated(x.half(), weight)
+    with pytest.raises(ValueError, match="weight has shape"):
+        gated(x, weight[:7])
+    with pytest.raises(ValueError, match="silu or sigmoid, not through gelu"):
+        gated(x, weight, "gelu")

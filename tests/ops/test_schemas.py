@@ -52,9 +52,13 @@ bind_threads(int[] cpus) -> bool
 describe() -> str
 experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, \
 Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
+fused_add_gemma_rms_norm(Tensor! input, Tensor! residual, Tensor weight, float epsilon) -> ()
 gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, \
 Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, \
 Tensor query_start_loc) -> ()
+gated_rms_norm(Tensor! out, Tensor input, Tensor gate, Tensor weight, float epsilon, \
+bool gate_first, str activation) -> ()
+gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()
 keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()

@@ -71,17 +71,21 @@ def run_engine(load: Callable[[], Any], construct: Callable[[Any, dict[str, Any]
             "construct_s": time.perf_counter() - imported,
             "versions": engine.versions,
         }
-        return Bench(engine, settings["vocab_size"]), reply
+        return Bench(engine, settings), reply
 
     answer_requests(start, lambda bench, request: bench.answer(request))
 
 
 class Bench:
-    """The works of one engine. Prompts are random and new each time: no prefix cache can help."""
+    """The works of one engine. Prompts are random and new each time: no prefix cache can help.
 
-    def __init__(self, engine: Engine, vocab_size: int) -> None:
+    With ``settings["cpu_time"]`` seconds are those of the process's threads, not of the clock.
+    """
+
+    def __init__(self, engine: Engine, settings: dict[str, Any]) -> None:
         self.engine = engine
-        self.vocab_size = vocab_size
+        self.vocab_size = settings["vocab_size"]
+        self.clock = time.process_time if settings.get("cpu_time") else time.perf_counter
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["kind"] == "greedy":
@@ -97,11 +101,15 @@ class Bench:
 
     def decode(self, inputs: int, outputs: int) -> float:
         """Tokens per second of one request after its first token."""
-        first = self.seconds(1, inputs, 1)
-        rest = self.seconds(1, inputs, outputs) - first
+        return 1 / self.step(1, inputs, outputs)
+
+    def step(self, requests: int, inputs: int, outputs: int) -> float:
+        """Seconds of a step that gives every request one token more."""
+        first = self.seconds(requests, inputs, 1)
+        rest = self.seconds(requests, inputs, outputs) - first
         if rest <= 0:
             raise ValueError(f"one token took as long as {outputs}: ask for more or for less noise")
-        return (outputs - 1) / rest
+        return rest / (outputs - 1)
 
     def prompt(self, inputs: int) -> float:
         """Prompt tokens per second until the first token is out."""
@@ -115,9 +123,9 @@ class Bench:
         # Neither the special tokens at the beginning of vocabularies nor those at the end.
         last = min(self.vocab_size, 40000) - 1
         prompts = [[random.randint(100, last) for _ in range(inputs)] for _ in range(requests)]
-        begin = time.perf_counter()
+        begin = self.clock()
         results = self.engine.generate(prompts, outputs)
-        seconds = time.perf_counter() - begin
+        seconds = self.clock() - begin
         lengths = [len(result) for result in results]
         if lengths != [outputs] * requests:
             raise ValueError(f"{requests} requests of {outputs} tokens gave {lengths} tokens")

@@ -20,6 +20,9 @@ def register(module: Any) -> None:
 
     for name, cls in (
         ("RMSNorm", norm.CpuRMSNorm),
+        ("GemmaRMSNorm", norm.CpuGemmaRMSNorm),
+        ("RMSNormGated", norm.CpuRMSNormGated),
+        ("Mixer2RMSNormGated", norm.CpuMixer2RMSNormGated),
         ("SiluAndMul", activation.CpuSiluAndMul),
         ("GeluAndMul", activation.CpuGeluAndMul),
         ("GeluAndMulSparse", activation.CpuGeluAndMulSparse),

@@ -1,10 +1,11 @@
-"""RMS norm on the fused ops: with a residual, add and norm are one pass."""
+"""RMS norms on the fused ops: with a residual or a gate, all is one pass."""
 
 from __future__ import annotations
 
 import torch
 
-from cpu_backend.host.bases import RMSNorm
+from cpu_backend import ops
+from cpu_backend.host.bases import GemmaRMSNorm, Mixer2RMSNormGated, RMSNorm, RMSNormGated
 
 
 class CpuRMSNorm(RMSNorm):
@@ -23,3 +24,53 @@ class CpuRMSNorm(RMSNorm):
             return out
         torch.ops._C.fused_add_rms_norm.default(x, residual, weight, self.variance_epsilon)
         return x, residual
+
+
+class CpuGemmaRMSNorm(GemmaRMSNorm):
+    """The norm of Gemma, Qwen3-Next and Qwen3.5, whose weight lacks 1."""
+
+    def forward_cpu(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [..., hidden]; with a residual both are updated in place."""
+        if self.weight.dtype != x.dtype:
+            return self.forward_native(x, residual)
+        if residual is None:
+            return ops.gemma_rms_norm(x, self.weight.data, self.variance_epsilon)
+        ops.fused_add_gemma_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
+        return x, residual
+
+
+class CpuRMSNormGated(RMSNormGated):
+    """The norm of each head's output in a gated delta net."""
+
+    def forward_cpu(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+        """x, z [tokens, heads, channels]."""
+        if z is None or x.dim() != 3 or self.group_size or self.weight.dtype != x.dtype:
+            return self.forward_native(x, z)
+        activation = "sigmoid" if self.activation == "sigmoid" else "silu"
+        return ops.gated_rms_norm(
+            x, z, self.weight.data, self.eps, gate_first=not self.norm_before_gate, act=activation
+        )
+
+
+class CpuMixer2RMSNormGated(Mixer2RMSNormGated):
+    """The norm of a Mamba-2 layer: of groups of channels, after the gate."""
+
+    def forward_cpu(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x, gate [tokens, channels].
+
+        Groups that ranks share are summed over all of them, which is the host's.
+        """
+        is_whole = self.tp_size == 1 or (self.n_groups > 1 and self.n_groups % self.tp_size == 0)
+        if not (self.use_rms_norm and is_whole) or self.weight.dtype != x.dtype:
+            return self.forward_native(x, gate)
+        groups = (-1, self.group_size)
+        return ops.gated_rms_norm(
+            x.unflatten(-1, groups),
+            gate.unflatten(-1, groups),
+            self.weight.data,
+            self.variance_epsilon,
+            gate_first=True,
+            act="silu",
+        ).flatten(-2)

@@ -1,0 +1,364 @@
+"""Prompts and decoding of models with recurrent states, beside dense ones and other engines.
+
+``python -m benchmarks.recurrent [MODEL ...] [--beside NAME=PYTHON] [--rounds 3] [--wall]``
+
+Each model has the shape of a published one and random weights.  It is measured in turns with a
+Llama of the same width, depth and number of weights on this project, and with the same model on
+the vLLM of each interpreter that ``--beside`` names.  All engines are alive at once, each in one
+process with one thread, and what counts is CPU time, which neighbours disturb least; ``--wall``
+takes every core and the clock instead.
+
+Reported: tokens/s of a prompt of 1,024 tokens, and how many weights are multiplied per second as a
+share of what the Llama reaches; milliseconds of a decode step of one request and of 16, and the
+bytes of weights and states in it as a share of the read bandwidth probed between the turns.
+Attention's keys and values are not counted; of a mixture, the experts that a step is expected to
+read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare.peers import RUNNERS
+from benchmarks.compare.process import Runner, RunnerError, clean_environ
+
+PROMPT = 1024
+STEPS = 32
+REQUESTS = (1, 16)
+TIMEOUT_S = 900
+
+GATED_DELTA = {  # Qwen3.5-0.8B, from memory: its config is not in transformers
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+}
+GRANITE = {  # Granite-4.0-h-tiny, from memory, 6 of 40 layers, one of them attention
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 6,
+    "layer_types": ["linear_attention"] * 5 + ["full_attention"],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12,
+    "logits_scaling": 6,
+    "residual_multiplier": 0.22,
+    "position_embedding_type": "nope",
+}
+MAMBA2 = {  # mamba2-130m, from memory
+    "architectures": ["Mamba2ForCausalLM"],
+    "model_type": "mamba2",
+    "vocab_size": 50288,
+    "hidden_size": 768,
+    "num_hidden_layers": 24,
+    "num_heads": 24,
+    "head_dim": 64,
+    "state_size": 128,
+    "n_groups": 1,
+}
+MAMBA = {  # mamba-130m, from memory
+    "architectures": ["MambaForCausalLM"],
+    "model_type": "mamba",
+    "vocab_size": 50280,
+    "hidden_size": 768,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 24,
+    "state_size": 16,
+    "time_step_rank": 48,
+}
+SHORT_CONV = {  # LFM2-350M, from memory; the host takes two thirds of the intermediate size
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "vocab_size": 65536,
+    "hidden_size": 1024,
+    "intermediate_size": 6656,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "rope_theta": 1000000.0,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """config: of the checkpoint; state_bytes: of one request, recurrent states in fp32 and those of
+    convolutions in bf16."""
+
+    config: dict[str, Any]
+    state_bytes: int
+
+
+MODELS = {
+    "Qwen3.5-0.8B": Model(GATED_DELTA, 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)),
+    "Granite-4.0-h-tiny-6-layers": Model(GRANITE, 5 * (48 * 64 * 128 * 4 + 3 * 3328 * 2)),
+    "mamba2-130m": Model(MAMBA2, 24 * (24 * 64 * 128 * 4 + 3 * 1792 * 2)),
+    "mamba-130m": Model(MAMBA, 24 * (1536 * 16 * 4 + 3 * 1536 * 2)),
+    "LFM2-350M": Model(SHORT_CONV, 10 * 2 * 1024 * 2),
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of them: of linear layers, of the experts of all mixtures, and of the output."""
+
+    linear: int
+    experts: int
+    head: int
+    chosen: float  # of the experts, by one token
+
+    def multiplied(self) -> float:
+        """By one token of a prompt, which needs no logits."""
+        return self.linear + self.chosen * self.experts
+
+    def read(self, tokens: int) -> float:
+        """In a step of so many tokens, which choose their experts by chance."""
+        return self.linear + (1 - (1 - self.chosen) ** tokens) * self.experts + self.head
+
+
+def weights_of(config: dict[str, Any]) -> Weights:
+    """Counted on the model of ``transformers``, without memory."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(made)
+    experts = sum(
+        p.numel() for n, p in model.named_parameters() if p.dim() == 3 and "conv" not in n
+    )
+    linear = sum(
+        module.weight.numel()
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    )
+    chosen = config.get("num_experts_per_tok", 0) / config.get("num_local_experts", 1)
+    return Weights(linear, experts, made.vocab_size * made.hidden_size, chosen)
+
+
+def dense_twin(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """A Llama of the same width, depth and number of multiplied weights."""
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    mlp = weights.multiplied() / layers - 4 * hidden * hidden
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config["vocab_size"],
+        "hidden_size": hidden,
+        "intermediate_size": max(64, round(mlp / (3 * hidden) / 64) * 64),
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "num_key_value_heads": hidden // 64,
+        "head_dim": 64,
+        "max_position_embeddings": 2 * PROMPT,
+    }
+
+
+@dataclass(frozen=True)
+class Engine:
+    name: str
+    runner: Runner
+    weights: Weights
+    state_bytes: int
+
+
+def start(
+    stack: ExitStack, folder: Path, name: str, python: Path, config: dict[str, Any], *, wall: bool
+) -> Runner:
+    """An engine in one process; RunnerError with its sentence where it does not start."""
+    checkpoint = folder / name
+    checkpoint.mkdir()
+    text = {"torch_dtype": "bfloat16", "tie_word_embeddings": True, "eos_token_id": 2, **config}
+    (checkpoint / "config.json").write_text(json.dumps(text))
+    environ = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        **({} if wall else {"OMP_NUM_THREADS": "1"}),
+    }
+    is_ours = python == Path(sys.executable)
+    if not is_ours:
+        environ["VLLM_PLUGINS"] = ""
+    runner = stack.enter_context(
+        Runner(
+            python,
+            RUNNERS / "vllm_engine.py",
+            clean_environ(environ, keep=("PYTHONPATH",) if is_ours else ()),
+            folder / f"{name}.log",
+            TIMEOUT_S,
+        )
+    )
+    runner.ask(
+        {
+            "model": str(checkpoint),
+            "dtype": "bfloat16",
+            "context": 2 * PROMPT,
+            "vocab_size": config["vocab_size"],
+            "cpu_time": not wall,
+            "engine": {
+                "load_format": "dummy",
+                "max_num_seqs": max(REQUESTS),
+                "max_num_batched_tokens": 2 * PROMPT,
+                "enforce_eager": not is_ours,
+            },
+        }
+    )
+    return runner
+
+
+def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
+    """Measure one model and print its lines."""
+    model = MODELS[name]
+    weights = weights_of(model.config)
+    twin = dense_twin(model.config, weights)
+    ours = Path(sys.executable)
+    engines: list[Engine] = []
+    with ExitStack() as stack:
+        for label, python, config, states in (
+            ("here", ours, model.config, model.state_bytes),
+            ("dense", ours, twin, 0),
+            *((label, path, model.config, model.state_bytes) for label, path in options.beside),
+        ):
+            try:
+                runner = start(stack, folder, f"{name}-{label}", python, config, wall=options.wall)
+            except RunnerError as error:
+                print(f"{name}, {label}: {error}", flush=True)
+                continue
+            counted = weights if config is model.config else weights_of(config)
+            engines.append(Engine(label, runner, counted, states))
+        probe = stack.enter_context(
+            Runner(
+                ours,
+                RUNNERS / "machine_limits.py",
+                clean_environ({}, keep=("PYTHONPATH",)),
+                folder / f"{name}-probe.log",
+                TIMEOUT_S,
+            )
+        )
+        import torch
+
+        probe.ask({"threads": torch.get_num_threads() if options.wall else 1})
+        values: dict[tuple[str, str], list[float]] = {}
+        bandwidth = 0.0
+        for turn in range(-1, options.rounds):  # in the first one steps are recorded
+            for engine in engines:
+                found = measure(engine.runner)
+                if turn >= 0:
+                    for work, value in found.items():
+                        values.setdefault((engine.name, work), []).append(value)
+                bandwidth = max(bandwidth, probe.ask({})["bytes_per_s"])
+    report(name, engines, values, bandwidth)
+
+
+def measure(runner: Runner) -> dict[str, float]:
+    """Tokens/s of a prompt; seconds of a step by number of requests."""
+
+    def ask(kind: str, *sizes: int) -> float:
+        [value] = runner.ask({"kind": kind, "sizes": sizes, "repeats": 1})["values"]
+        return float(value)
+
+    found = {"prompt": ask("prompt", PROMPT)}
+    for requests in REQUESTS:
+        found[f"step:{requests}"] = ask("step", requests, STEPS, STEPS + 1)
+    return found
+
+
+def report(
+    name: str, engines: list[Engine], values: dict[tuple[str, str], list[float]], bandwidth: float
+) -> None:
+    """One line for each engine and work: the median, its range, and its share."""
+    print(f"{name}: {bandwidth / 1e9:.1f} GB/s read")
+    for engine in engines:
+        speeds = values[engine.name, "prompt"]
+        line = f"  {engine.name:10} prompt {summary(speeds, '.0f')} tokens/s"
+        if dense := [other for other in engines if other.name == "dense"]:
+            products = engine.weights.multiplied() / dense[0].weights.multiplied()
+            ratios = [
+                here / there * products
+                for here, there in zip(speeds, values["dense", "prompt"], strict=True)
+            ]
+            line += f", {summary(ratios, '.0%')} of dense products"
+        print(line)
+        for requests in REQUESTS:
+            steps = values[engine.name, f"step:{requests}"]
+            moved = 2 * engine.weights.read(requests) + 2 * requests * engine.state_bytes
+            share = moved / statistics.median(steps) / bandwidth
+            print(
+                f"  {engine.name:10} decode of {requests:2}: "
+                f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth",
+                flush=True,
+            )
+
+
+def summary(values: list[float], form: str) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def parse_beside(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"'{text}': write NAME=PYTHON, an interpreter with vLLM")
+    return name, Path(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recurrent",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument(
+        "--beside", action="append", default=[], type=parse_beside, metavar="NAME=PYTHON"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--wall", action="store_true", help="all cores and the clock")
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"{', '.join(unknown)}: choose from {', '.join(MODELS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.models or MODELS:
+            compare(name, options, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
