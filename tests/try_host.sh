@@ -49,8 +49,14 @@ if compgen -G "$environment/lib/python3*/site-packages/nvidia*"; then
   echo "error: CUDA's packages were installed: tools/cuda_stubs.py leaves too much in what torch asks for." >&2
   exit 1
 fi
-python -m cpu_backend.info | tee "$environment/info" | grep -E "^(version|instruction set|built for torch) "
-grep -q "^built for torch  *${torch%.*}\." "$environment/info"
+info=$(python -m cpu_backend.info)
+grep -E "^(version|instruction set|built for torch) " <<< "$info"
+if ! grep -q "^built for torch  *${torch%.*}\." <<< "$info"; then
+  echo "error: what was loaded is not built for torch ${torch%.*}: name it in WHEEL_TORCH." >&2
+  exit 1
+fi
+# A host that the plugin leaves alone is one that knows no CPU; this says what differs in it.
+python -m cpu_backend.host > "$environment/host" || { grep "^The installed vLLM" "$environment/host" >&2; exit 1; }
 python examples/demo.py
 
 # Each file holds one thing that the host does: the seam itself, requests, ranks, weights, replicas.
