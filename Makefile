@@ -15,7 +15,7 @@ TORCH_PIP_ARGS ?=
 TORCH_VERSION ?= 2.13.0
 VLLM_VERSION ?= 0.32.0
 OTHER_VLLM := 0.33.0
-OTHER_TORCH := 2.14.1
+OTHER_TORCH := 2.14.0
 NEEDED_DISK_GB := 6
 ARGS ?=
 
@@ -23,7 +23,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# For tests/try_wheel.sh.
+# For tests/try_host.sh.
 export PYTHON TORCH_PIP_ARGS
 # cmake, ninja and the host's own tools come from the environment, not from the system.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -103,21 +103,16 @@ $(STAMPS)/plugin: $(PLUGIN_SOURCES) $(STAMPS)/compiler $(STAMPS)/host $(STAMPS)/
 # ---- the wheel ---------------------------------------------------------------------------------
 
 # One for each minor version of torch that the wheel serves; their headers come from the index.
-WHEEL_TORCH ?= 2.13.0 2.14.0
+WHEEL_TORCH ?= 2.13.0 $(OTHER_TORCH)
 
 $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/venv
 	$(call step,installing requirements/wheel.txt,$(PIP) install -q -r $<)
 	@touch $@
 
-.PHONY: wheel wheel-test
+.PHONY: wheel
 wheel: $(STAMPS)/compiler $(STAMPS)/wheel  ## build one wheel for torch 2.13 and 2.14 into dist/
 	$(call step,building the wheel for torch $(WHEEL_TORCH),$(BIN)/python -m tools.wheel $(WHEEL_TORCH) --pip-args='$(TORCH_PIP_ARGS)')
 	@tail -n 1 $(STAMPS)/log
-
-# Without CUDA's libraries, if the index has torch only as a CUDA build.
-wheel-test: wheel  ## try the wheel beside each vLLM, in environments without a compiler
-	@tests/try_wheel.sh 2.13.0 0.32.0
-	@tests/try_wheel.sh $(OTHER_TORCH) $(OTHER_VLLM)
 
 # ---- running -----------------------------------------------------------------------------------
 
@@ -191,18 +186,18 @@ foreign-kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel t
 	@$(call kernel_tests,qemu-s390x,s390x-linux-gnu-g++ qemu-s390x-static)
 	@$(if $(filter x86_64,$(shell uname -m)),$(call kernel_tests,bochs-x86_64,bochs-headless))
 
-# As a wheel without a compiler, in an environment of its own, and with `pip install -e`; `pip install .`
-# is what all other tests run on.  Of the torches only the one that the library is compiled for anyway.
-install-test: WHEEL_TORCH := $(TORCH_VERSION)
-install-test: $(STAMPS)/plugin $(STAMPS)/test wheel  ## install the package in other ways and try it
-	@$(REPORT) run "wheel in a clean environment" tests/try_wheel.sh $(TORCH_VERSION) $(VLLM_VERSION)
-	@$(REPORT) run "pip install -e" tests/try_editable.sh
+# One wheel without a compiler, beside each vLLM in an environment of its own, and `pip install -e`;
+# `pip install .` is what all other tests run on.
+install-test: $(STAMPS)/plugin $(STAMPS)/test wheel  ## try the wheel beside each vLLM, and pip install -e
+	@$(REPORT) run "wheel beside vLLM 0.32.0" tests/try_host.sh 2.13.0 0.32.0
+	@$(REPORT) run "wheel and a few tests beside vLLM $(OTHER_VLLM)" \
+		tests/try_host.sh $(OTHER_TORCH) $(OTHER_VLLM) few
 	@$(REPORT) run "sources of vLLM $(OTHER_VLLM)" \
-		$(BIN)/python -m tools.host_diff installed $(OTHER_VLLM) --names
+		$(BIN)/python -m tools.host_diff installed build/env_host_$(OTHER_VLLM)/lib/python3*/site-packages --names
+	@$(REPORT) run "pip install -e" tests/try_editable.sh
 
-# The wheel for both torches; two of its libraries are there already where `make setup` has run.
 host-test: $(STAMPS)/compiler wheel  ## run a choice of the tests beside the other vLLM and its torch
-	@$(REPORT) run "tests beside vLLM $(OTHER_VLLM)" tests/try_host.sh $(PYTHON) $(OTHER_TORCH) $(OTHER_VLLM)
+	@$(REPORT) run "tests beside vLLM $(OTHER_VLLM)" tests/try_host.sh $(OTHER_TORCH) $(OTHER_VLLM) more
 
 # Not part of test-all: another torch (1 GB), and all libraries built for it.
 ipex-test: $(STAMPS)/build $(STAMPS)/compiler  ## test Intel Extension for PyTorch as a provider
@@ -224,8 +219,8 @@ lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 # ---- images -------------------------------------------------------------------------------------
 
 .PHONY: image image-test
-image: $(STAMPS)/venv  ## build the image of Dockerfile.cpu with buildah (ARGS= for buildah bud)
-	@$(REPORT) run --needs buildah "image" $(BIN)/python -m tools.image build --options='$(ARGS)'
+image: $(STAMPS)/venv  ## build the image of Dockerfile.cpu with buildah (ARGS='--arch arm64', or for buildah bud)
+	@$(REPORT) run --needs buildah "image" $(BIN)/python -m tools.image build $(ARGS)
 
 image-test: $(STAMPS)/plugin $(STAMPS)/test  ## ask a server in the image a question, under several limits
 	@$(REPORT) run --needs buildah --needs root --needs unshare "server in the image" bash -c \

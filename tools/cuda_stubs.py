@@ -3,9 +3,9 @@
 The usual index has torch as a CUDA build, which asks for gigabytes of libraries that a CPU never
 calls.  In their place come small ones in torch's own folder, of the same names, which define every
 symbol that torch would look up in them, and say of every call that there is no GPU.  torch's
-metadata no longer ask for CUDA's packages, which pip would install with the next package that needs
-torch.  For environments of tests.  ``--root`` and ``--compiler`` make them for another CPU's torch,
-which has its system's libraries under a root folder.
+metadata no longer ask for CUDA's packages and Triton, which pip would install with the next package
+that needs torch.  For images and environments of tests.  ``--root`` and ``--compiler`` make them
+for another CPU's torch, which has its system's libraries under a root folder.
 
 Needs gcc and binutils.
 """
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 SYMBOL = re.compile(r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$")
-PACKAGE = re.compile(r"^Requires-Dist: (cuda|nvidia)-.*\n", re.MULTILINE)
+PACKAGE = re.compile(r"^Requires-Dist: (cuda-|nvidia-|triton\b).*\n", re.MULTILINE)
 NO_DEVICE = 100  # in the numbers of CUDA's driver and of its run-time library
 
 
@@ -82,7 +82,7 @@ def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[s
 
 
 def ask_for_none(torch: Path) -> None:
-    """Take CUDA's packages out of what ``torch`` requires."""
+    """Take what is for GPUs out of what ``torch`` requires."""
     [metadata] = torch.parent.glob("torch-*.dist-info/METADATA")
     metadata.write_text(PACKAGE.sub("", metadata.read_text()))
 

@@ -3,14 +3,16 @@ tries it.
 
 pip's settings on this machine (an index, a folder of wheels, a certificate) reach the build and
 stay out of the image.  Where no registry gives the base image and this user is root, debootstrap
-makes it.
+makes it.  For another architecture than this machine's, qemu runs what the build runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import configparser
+import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -26,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TAG = "localhost/vllm-cpu-backend"
 BASE = "docker.io/library/debian:bookworm-slim"
 DEBIAN = "http://deb.debian.org/debian"
+# As Debian and registries name an architecture, and as the kernel and qemu do.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 OWN_INDEX = ("index-url", "extra-index-url", "find-links")
 
 
@@ -33,17 +37,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
     building = commands.add_parser("build")
+    building.description = "All other options go to `buildah bud`."
     building.add_argument("--file", default="Dockerfile.cpu")
     building.add_argument("--tag", default=TAG)
-    building.add_argument("--options", default="", help="further options of buildah bud")
+    own = next((arch for arch, name in MACHINES.items() if name == platform.machine()), None)
+    building.add_argument("--arch", choices=MACHINES, default=own, required=own is None)
     trying = commands.add_parser("test")
     trying.add_argument("--tag", default=TAG)
     trying.add_argument("--model", required=True, help="folder of the demo model")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
+    if more and options.what != "build":
+        parser.error(f"unrecognized arguments: {shlex.join(more)}")
     try:
         if options.what == "build":
-            get_base()
-            build(options.file, options.tag, shlex.split(options.options))
+            check_machine(options.arch)
+            get_base(options.arch)
+            build(options.file, options.tag, options.arch, more)
         else:
             container.try_image(options.tag, Path(options.model))
     except (container.ImageError, subprocess.CalledProcessError) as error:
@@ -52,11 +61,23 @@ def main() -> int:
     return 0
 
 
-def get_base() -> None:
-    """The image that FROM names, into the store of this user."""
-    if container.exists(BASE):
+def check_machine(arch: str) -> None:
+    """Whether programs of this architecture run here."""
+    machine = MACHINES[arch]
+    registered = Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}")
+    if machine != platform.machine() and not registered.exists():
+        raise container.ImageError(
+            f"the kernel runs no programs for {machine}: install qemu-user-static and "
+            "binfmt-support, which register qemu for them."
+        )
+
+
+def get_base(arch: str) -> None:
+    """The image that FROM names, of this architecture, into the store of this user."""
+    if architecture(BASE) == arch:
         return
-    pulled = subprocess.run(["buildah", "pull", "-q", BASE], capture_output=True, text=True)
+    pull = ["buildah", "pull", "-q", "--arch", arch, BASE]
+    pulled = subprocess.run(pull, capture_output=True, text=True)
     if pulled.returncode == 0:
         return
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
@@ -67,22 +88,33 @@ def get_base() -> None:
     print(f"making {BASE}, which no registry gives here, with debootstrap", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         system = Path(folder) / "root"
-        command = ["debootstrap", "--variant=minbase", "bookworm", str(system), DEBIAN]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        command = ["debootstrap", f"--arch={arch}", "--variant=minbase", "bookworm"]
+        subprocess.run([*command, str(system), DEBIAN], check=True, stdout=subprocess.DEVNULL)
         made = container.buildah("from", "scratch")
         try:
+            container.buildah("config", "--arch", arch, made)
             container.buildah("add", "-q", made, str(system), "/")
             container.buildah("commit", "-q", made, BASE)
         finally:
             container.buildah("rm", made)
 
 
-def build(dockerfile: str, tag: str, more: list[str]) -> None:
+def architecture(tag: str) -> str | None:
+    """Of an image in the store, if it is there."""
+    if not container.exists(tag):
+        return None
+    described = json.loads(container.buildah("inspect", "--type", "image", tag))
+    found: str = described["OCIv1"]["architecture"]
+    return found
+
+
+def build(dockerfile: str, tag: str, arch: str, more: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "pip.conf"
         options = [*pip_options(settings), *more]
         command = ["buildah", "bud", "--format", "docker", "--layers", "--isolation", "chroot"]
         command += ["--pull-never", "--network", "host", "--secret", f"id=pip,src={settings}"]
+        command += ["--arch", arch]
         command += [*options, "-f", dockerfile, "-t", tag, "."]
         print(shlex.join(command), flush=True)
         subprocess.run(command, check=True, cwd=ROOT)

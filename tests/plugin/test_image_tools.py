@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import platform
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tools import image
+from tools import container, image
 
 
 def test_settings_of_pip_reach_the_build_with_the_folders_they_name(
@@ -49,3 +50,13 @@ def test_without_settings_of_its_own_the_dockerfile_decides(
     answer = subprocess.CompletedProcess([], 0, stdout="global.timeout='9'\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
     assert image.pip_options(tmp_path / "pip.conf") == []
+
+
+def test_an_architecture_whose_programs_do_not_run_here_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    image.check_machine("arm64")
+    # Nobody registers an emulator of x86-64 on x86-64.
+    with pytest.raises(container.ImageError, match="no programs for x86_64: install qemu-user-s"):
+        image.check_machine("amd64")
