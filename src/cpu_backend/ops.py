@@ -50,51 +50,15 @@ def _register_fakes() -> None:
         dtype = torch.float32 if float_output else x.dtype
         return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
-    @torch.library.register_fake("cpu_backend::linear_add")
-    def _(
-        residual: torch.Tensor, x: torch.Tensor, handle: int, bias: torch.Tensor | None
-    ) -> None: ...
-
-    @torch.library.register_fake("cpu_backend::experts")
-    def _(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        gate_up: list[int],
-        down: list[int],
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        activation: str,
-    ) -> None: ...
-
-    @torch.library.register_fake("cpu_backend::gemma_rms_norm")
-    def _(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> None: ...
-
-    @torch.library.register_fake("cpu_backend::fused_add_gemma_rms_norm")
-    def _(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
-    ) -> None: ...
-
-    @torch.library.register_fake("cpu_backend::gated_rms_norm")
-    def _(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        gate: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        gate_first: bool,
-        activation: str,
-    ) -> None: ...
-
-    @torch.library.register_fake("cpu_backend::linear_act_and_mul")
-    def _(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        handle: int,
-        bias: torch.Tensor | None,
-        activation: str,
-    ) -> None: ...
+    for name in (
+        "linear_add",
+        "linear_act_and_mul",
+        "experts",
+        "gemma_rms_norm",
+        "fused_add_gemma_rms_norm",
+        "gated_rms_norm",
+    ):  # what they give is written to an argument
+        torch.library.register_fake(f"cpu_backend::{name}", lambda *_, **__: None)
 
 
 def bind_threads(cpus: tuple[int, ...]) -> bool:
