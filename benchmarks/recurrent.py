@@ -108,6 +108,8 @@ SHORT_CONV = {  # LFM2-350M, from memory; the host takes two thirds of the inter
     "vocab_size": 65536,
     "hidden_size": 1024,
     "intermediate_size": 6656,
+    "conv_dim": 1024,
+    "block_dim": 1024,
     "num_hidden_layers": 16,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
@@ -279,8 +281,13 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
         values: dict[tuple[str, str], list[float]] = {}
         bandwidth = 0.0
         for turn in range(-1, options.rounds):  # in the first one steps are recorded
-            for engine in engines:
-                found = measure(engine.runner)
+            for engine in list(engines):
+                try:
+                    found = measure(engine.runner)
+                except RunnerError as error:  # another build may not compute this model
+                    print(f"{name}, {engine.name}: {error}", flush=True)
+                    engines.remove(engine)
+                    continue
                 if turn >= 0:
                     for work, value in found.items():
                         values.setdefault((engine.name, work), []).append(value)

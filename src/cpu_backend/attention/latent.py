@@ -160,7 +160,7 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
 
     def forward_mqa(self, *args: Any, **kwargs: Any) -> Any:
         """The host's MLAAttention asks for decodes apart; LatentAttention does not."""
-        raise NotImplementedError
+        raise NotImplementedError("Prompts and decodes go one way here.")
 
 
 def padded(channels: int) -> int:
