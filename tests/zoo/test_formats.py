@@ -13,7 +13,7 @@ from tests.conftest import mostly_slow
 from tests.zoo import formats, text
 
 ISAS = ["avx2", "avx512"]
-SCALED = "AXK1ForCausalLM", "DeepseekV3ForCausalLM", "LagunaForCausalLM"
+SCALED = "AXK1ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "LagunaForCausalLM"
 
 
 def test_a_page_is_read_back_as_it_was_written() -> None:
