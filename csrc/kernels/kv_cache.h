@@ -47,40 +47,43 @@ struct KvBlock {
   }
 };
 
-// put(i, x[i] / scale) as codes.
-template <class Code, class T, class Put>
-CPU_BACKEND_INLINE void encode_row(const T* x, int64_t size, float scale, Put put) {
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    Code codes[kLanes];
-    store(codes, load_n(x + i, n) / scale);
-    for (int lane = 0; lane < n; ++lane) put(i + lane, codes[lane]);
-  });
+// at(i) is where x[i] / scale goes, as it is or as a code.
+template <class Code, class T, class At>
+CPU_BACKEND_INLINE void write_row(const T* x, int64_t size, float scale, At at) {
+  if constexpr (kSame<T, Code>) {
+    for (int64_t i = 0; i < size; ++i) *at(i) = x[i];
+  } else {
+    for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      Code codes[kLanes];
+      store(codes, load_n(x + i, n) / scale);
+      for (int lane = 0; lane < n; ++lane) *at(i + lane) = codes[lane];
+    });
+  }
 }
 
 // Key and value of one token and head.
 template <class T, class Code>
 CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& block,
                                     int64_t offset, const T* key, const T* value) {
-  const auto put_key = [&](int64_t d, Code code)
-                           CPU_BACKEND_LAMBDA { block.key.at[block.key.offset(d, offset)] = code; };
-  const auto put_value = [&](int64_t d, Code code) CPU_BACKEND_LAMBDA {
-    block.value.at[block.value.offset(offset, d)] = code;
-  };
-  if constexpr (kSame<T, Code>) {
-    for (int d = 0; d < cache.key_dim; ++d) put_key(d, key[d]);
-    for (int d = 0; d < cache.value_dim; ++d) put_value(d, value[d]);
-  } else {
-    float key_scale = cache.key_scale;
-    float value_scale = cache.value_scale;
-    if constexpr (kSame<Code, int8_t>) {
-      block.key_scales[offset] = key_scale = integer_range(key, cache.key_dim).scale(127.0f);
-      block.value_scales[offset] = value_scale =
-          integer_range(value, cache.value_dim).scale(127.0f);
-      if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
-      if (value_scale == 0.0f) value_scale = 1.0f;
-    }
-    encode_row<Code>(key, cache.key_dim, key_scale, put_key);
-    encode_row<Code>(value, cache.value_dim, value_scale, put_value);
+  float key_scale = cache.key_scale;
+  float value_scale = cache.value_scale;
+  if constexpr (kSame<Code, int8_t>) {
+    block.key_scales[offset] = key_scale = integer_range(key, cache.key_dim).scale(127.0f);
+    block.value_scales[offset] = value_scale = integer_range(value, cache.value_dim).scale(127.0f);
+    if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
+    if (value_scale == 0.0f) value_scale = 1.0f;
+  }
+  // A key is a column of one panel, a value a row of each: what does not change is computed once.
+  Code* const column = block.key.at + block.key.offset(0, offset);
+  const int64_t stride = block.key.width(offset);
+  write_row<Code>(key, cache.key_dim, key_scale, [&](int64_t d) CPU_BACKEND_LAMBDA {
+    return column + panel_offset<Code>(d, 0, stride);
+  });
+  for (int64_t first = 0; first < cache.value_dim; first += kPanelWidth) {
+    Code* const row = block.value.at + block.value.offset(offset, first);
+    write_row<Code>(value + first, block.value.width(first), value_scale,
+                    [&](int64_t i)
+                        CPU_BACKEND_LAMBDA { return row + panel_offset<Code>(0, i, 0); });
   }
 }
 

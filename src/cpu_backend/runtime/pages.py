@@ -18,10 +18,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 # Parameters of mallopt() in glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _MADV_REMOVE = 9  # linux/mman.h: what Python's mmap makes, a shared mapping, keeps its pages else
-_MAPPED_BYTES = 128 << 10  # where glibc begins
-_HEAP_BYTES = 32 << 20  # the largest block that glibc takes from its heap of its own accord
+_MAPPED_BYTES, _MAPPED_BLOCKS = 128 << 10, 1 << 16  # where glibc begins, and how many it makes
+_KEPT_BYTES = 1 << 30  # of the heap, for the next step's activations
 
 
 @contextlib.contextmanager
@@ -30,14 +30,18 @@ def freed_at_once() -> Iterator[None]:
 
     By itself glibc soon takes blocks of up to 32 MiB from its heap, which keeps the holes: the
     checkpoint's tensors would stay beside the packed weights that replace them one by one.
+
+    Afterwards the heap gives every block and keeps it: a step of thousands of tokens asks for the
+    same large activations again, and new pages for them took a tenth of an encoder's time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)  # musl has none and needs none
+    mallopt(_MMAP_MAX, _MAPPED_BLOCKS)
     mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
     try:
         yield
-    finally:  # where glibc's adjustment, which a call of mallopt ends, would have arrived
-        mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
-        mallopt(_TRIM_THRESHOLD, 2 * _HEAP_BYTES)
+    finally:
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def zero_pages(num_bytes: int) -> torch.Tensor:
