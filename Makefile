@@ -224,7 +224,7 @@ image: $(STAMPS)/venv  ## build the image of Dockerfile.cpu with buildah (ARGS='
 
 image-test: $(STAMPS)/plugin $(STAMPS)/test  ## ask a server in the image a question, under several limits
 	@$(REPORT) run --needs buildah --needs root --needs unshare "server in the image" bash -c \
-		'$(BIN)/python -m tools.image test --model "$$($(BIN)/python -m cpu_backend.demo_model)"'
+		'$(BIN)/python -m tools.image test $(ARGS) --model "$$($(BIN)/python -m cpu_backend.demo_model)"'
 
 # ---- removing ----------------------------------------------------------------------------------
 

@@ -20,20 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.peers import RUNNERS
-from benchmarks.compare.process import Runner, RunnerError, clean_environ
+from benchmarks.compare.process import Runner, RunnerError
+from benchmarks.turns import OURS, start_probe, start_vllm, summary
 
 PROMPT = 1024
 STEPS = 32
 REQUESTS = (1, 16)
-TIMEOUT_S = 900
 
 GATED_DELTA = {  # Qwen3.5-0.8B, from memory: its config is not in transformers
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -208,26 +206,8 @@ def start(
     checkpoint.mkdir()
     text = {"torch_dtype": "bfloat16", "tie_word_embeddings": True, "eos_token_id": 2, **config}
     (checkpoint / "config.json").write_text(json.dumps(text))
-    environ = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        **({} if wall else {"OMP_NUM_THREADS": "1"}),
-    }
-    is_ours = python == Path(sys.executable)
-    if not is_ours:
-        environ["VLLM_PLUGINS"] = ""
-    runner = stack.enter_context(
-        Runner(
-            python,
-            RUNNERS / "vllm_engine.py",
-            clean_environ(environ, keep=("PYTHONPATH",) if is_ours else ()),
-            folder / f"{name}.log",
-            TIMEOUT_S,
-        )
-    )
+    is_ours = python == OURS
+    runner = start_vllm(stack, python, folder / f"{name}.log", wall=wall)
     runner.ask(
         {
             "model": str(checkpoint),
@@ -251,12 +231,11 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
     model = MODELS[name]
     weights = weights_of(model.config)
     twin = dense_twin(model.config, weights)
-    ours = Path(sys.executable)
     engines: list[Engine] = []
     with ExitStack() as stack:
         for label, python, config, states in (
-            ("here", ours, model.config, model.state_bytes),
-            ("dense", ours, twin, 0),
+            ("here", OURS, model.config, model.state_bytes),
+            ("dense", OURS, twin, 0),
             *((label, path, model.config, model.state_bytes) for label, path in options.beside),
         ):
             try:
@@ -266,18 +245,7 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
                 continue
             counted = weights if config is model.config else weights_of(config)
             engines.append(Engine(label, runner, counted, states))
-        probe = stack.enter_context(
-            Runner(
-                ours,
-                RUNNERS / "machine_limits.py",
-                clean_environ({}, keep=("PYTHONPATH",)),
-                folder / f"{name}-probe.log",
-                TIMEOUT_S,
-            )
-        )
-        import torch
-
-        probe.ask({"threads": torch.get_num_threads() if options.wall else 1})
+        probe = start_probe(stack, folder / f"{name}-probe.log", wall=options.wall)
         values: dict[tuple[str, str], list[float]] = {}
         bandwidth = 0.0
         for turn in range(-1, options.rounds):  # in the first one steps are recorded
@@ -333,11 +301,6 @@ def report(
                 f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth",
                 flush=True,
             )
-
-
-def summary(values: list[float], form: str) -> str:
-    """Median and range."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def parse_beside(text: str) -> tuple[str, Path]:

@@ -31,11 +31,12 @@ PROJECT = Path(__file__).resolve().parents[1]
 DEBIAN = ("python3.11", "libstdc++6", "libgomp1")
 # As pip asks for them: what Debian 12 with its glibc 2.36 can run.
 TAGS = [f"manylinux_2_{minor}_aarch64" for minor in (36, 35, 34, 31, 28, 27, 26, 17)]
-PYTHON = """\
+CPU = "neoverse-n1"
+PYTHON = f"""\
 #!/bin/sh
 # sys.executable is this file, so that Python's children are emulated, too.
-root=${0%/usr/bin/python}
-export QEMU_CPU=${QEMU_CPU:-neoverse-n1}
+root=${{0%/usr/bin/python}}
+export QEMU_CPU=${{QEMU_CPU:-{CPU}}}
 exec qemu-aarch64-static -L "$root" -0 "$0" "$root/usr/bin/python3.11" "$@"
 """
 # Of a Neoverse N1 (Graviton2, Ampere Altra), for what reads files instead of asking the CPU.
@@ -82,6 +83,15 @@ def system(root: Path) -> None:
     for package in (state / "cache/archives").glob("*.deb"):
         run("dpkg", "-x", package, root)
     shutil.rmtree(state)
+    describe_cpu(root)
+    packages(root).mkdir(parents=True, exist_ok=True)
+    wrapper = root / "usr/bin/python"
+    wrapper.write_text(PYTHON)
+    wrapper.chmod(0o755)
+
+
+def describe_cpu(root: Path) -> None:
+    """Writes under ``root`` what the kernel of an ARM server would say in /proc and /sys."""
     cpus = range(os.cpu_count() or 1)
     for cpu in cpus:
         registers = root / f"sys/devices/system/cpu/cpu{cpu}/regs/identification"
@@ -89,10 +99,6 @@ def system(root: Path) -> None:
         (registers / "midr_el1").write_text(MIDR)
     (root / "proc").mkdir(exist_ok=True)
     (root / "proc/cpuinfo").write_text("".join(map(CPUINFO.format, cpus)))
-    packages(root).mkdir(parents=True, exist_ok=True)
-    wrapper = root / "usr/bin/python"
-    wrapper.write_text(PYTHON)
-    wrapper.chmod(0o755)
 
 
 def install(root: Path, *what: str | Path) -> None:

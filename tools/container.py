@@ -1,11 +1,15 @@
 """Runs an image as a container engine would, with namespaces and a changed root alone: another
-user, a read-only root, little shared memory, system calls refused, a signal as the end."""
+user, a read-only root, little shared memory, system calls refused, a signal as the end.
+
+An image for Arm is run by qemu as an emulated Neoverse, where the kernel does that.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -18,10 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools import aarch64
+
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = "Which city is the capital of France?"
 EXPECTED = "Paris"
-START_SECONDS, STOP_SECONDS = 600, 60
+START_SECONDS, STOP_SECONDS, ANSWER_SECONDS = 600, 60, 300
+# As Debian and registries name an architecture, and as the kernel and qemu do.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 class ImageError(RuntimeError):
@@ -33,9 +41,14 @@ def buildah(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def exists(tag: str) -> bool:
+def architecture_of(tag: str) -> str | None:
+    """Of an image in the store, if it is there."""
     command = ["buildah", "inspect", "--type", "image", tag]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    described = subprocess.run(command, capture_output=True, text=True)
+    if described.returncode:
+        return None
+    found: str = json.loads(described.stdout)["OCIv1"]["architecture"]
+    return found
 
 
 @dataclass(frozen=True)
@@ -55,16 +68,22 @@ AS_BUILT = Conditions("as built")
 # What clusters ask for: an id that the image does not know, nothing to write but what is mounted.
 STRICT = Conditions("strict", "54321:54321", True, restricted=True, open_files=1024)
 
-# $1 root, $2 folder of the model, $3 size of /dev/shm, $4 "ro" or "rw", then the command.
+# $1 root, $2 folder of the model, $3 size of /dev/shm, $4 "ro" or "rw", $5 folder with what /proc
+# and /sys say of an emulated CPU or "", then the command.
 INSIDE = """
 set -e
-root=$1 model=$2 shm=$3 mode=$4; shift 4
+root=$1 model=$2 shm=$3 mode=$4 cpu=$5; shift 5
 mount --bind "$root" "$root"
 mkdir -p "$root/mnt"
 mount --bind "$model" "$root/mnt"
 mount -o remount,bind,ro "$root/mnt"
 mount -t proc proc "$root/proc"
-mount --bind /sys "$root/sys"
+if [ "$cpu" ]; then
+  mount -t overlay -o "lowerdir=$cpu/sys:/sys" sys "$root/sys"
+  mount --bind "$cpu/proc/cpuinfo" "$root/proc/cpuinfo"
+else
+  mount --bind /sys "$root/sys"
+fi
 mount -t tmpfs -o mode=755 dev "$root/dev"
 for device in null zero full random urandom; do
   touch "$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"
@@ -78,12 +97,40 @@ exec "$@"
 
 def try_image(tag: str, model: Path) -> None:
     """Raise ImageError for the first thing that is not as it should be."""
-    if not exists(tag):
+    architecture = architecture_of(tag)
+    if architecture is None:
         raise ImageError(f"there is no image {tag}: run `make image` first.")
-    with mounted(tag) as (root, config):
+    with mounted(tag) as (root, config), emulated_cpu(architecture) as cpu:
         look(root, config)
         for conditions in (AS_BUILT, STRICT):
-            serve(root, config, conditions, model)
+            serve(Container(root, config, cpu), conditions, model)
+
+
+@dataclass(frozen=True)
+class Container:
+    """root: its folder; config: what the image says about running it; cpu: a folder with what /proc
+    and /sys say of an emulated one, or None."""
+
+    root: Path
+    config: dict[str, Any]
+    cpu: Path | None
+
+    @property
+    def patience(self) -> int:
+        """How many times as long everything may take."""
+        return 10 if self.cpu else 1
+
+
+@contextlib.contextmanager
+def emulated_cpu(architecture: str) -> Iterator[Path | None]:
+    """Nothing for this machine's own architecture."""
+    if MACHINES[architecture] == platform.machine():
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        aarch64.describe_cpu(Path(folder))
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @contextlib.contextmanager
@@ -110,27 +157,28 @@ def look(root: Path, config: dict[str, Any]) -> None:
     print(f"image: {size.split()[0]} MB, no compiler, user {config['User']}", flush=True)
 
 
-def serve(root: Path, config: dict[str, Any], conditions: Conditions, model: Path) -> None:
+def serve(container: Container, conditions: Conditions, model: Path) -> None:
     """Ask a server in a container one question, and stop it as `docker stop` does."""
+    config = container.config
     port = free_port()
     options = ["/mnt", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"]
     with tempfile.TemporaryFile("w+") as log:
         start = time.monotonic()
-        process = run(root, config, conditions, model, [*config["Entrypoint"], *options], log)
+        process = run(container, conditions, model, [*config["Entrypoint"], *options], log)
         try:
             said = ""
-            wait_until_healthy(process, config, port)
+            wait_until_healthy(process, container, port)
             ready = time.monotonic() - start
             with contextlib.suppress(OSError):
-                said = ask(port)
+                said = ask(port, ANSWER_SECONDS * container.patience)
             if EXPECTED not in said:
                 raise ImageError(f"{conditions.name}: the answer is {said!r}.")
             doctor = [*enter(process), "python3", "-m", "cpu_backend.info", "--check"]
             report = subprocess.run(
-                doctor, stdout=subprocess.PIPE, text=True, env=environment(config)
+                doctor, stdout=subprocess.PIPE, text=True, env=environment(container)
             )
             os.kill(first_process(process), signal.SIGTERM)
-            code = process.wait(STOP_SECONDS)
+            code = process.wait(STOP_SECONDS * container.patience)
         except (ImageError, subprocess.TimeoutExpired):
             log.seek(0)
             sys.stderr.writelines(log.readlines()[-60:])
@@ -148,20 +196,17 @@ def serve(root: Path, config: dict[str, Any], conditions: Conditions, model: Pat
 
 
 def run(
-    root: Path,
-    config: dict[str, Any],
-    conditions: Conditions,
-    model: Path,
-    command: list[str],
-    log: Any,
+    container: Container, conditions: Conditions, model: Path, command: list[str], log: Any
 ) -> subprocess.Popen[bytes]:
     """Start the command as the first process of a container."""
-    user, _, group = (conditions.user or config["User"]).partition(":")
+    root = container.root
+    user, _, group = (conditions.user or container.config["User"]).partition(":")
     mode = "ro" if conditions.read_only else "rw"
     refusing = [sys.executable, str(ROOT / "tests/e2e/restricted.py")]
     program = [
         *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
         *("sh", "-c", INSIDE, "sh", str(root), str(model.resolve()), conditions.shm, mode),
+        str(container.cpu or ""),
         *(refusing if conditions.restricted else ()),
         *("prlimit", f"--nofile={conditions.open_files}"),
         *("chroot", str(root), "setpriv", "--no-new-privs", "--bounding-set=-all"),
@@ -169,14 +214,15 @@ def run(
         *command,
     ]
     return subprocess.Popen(
-        program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(config)
+        program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(container)
     )
 
 
-def environment(config: dict[str, Any]) -> dict[str, str]:
-    """The image's own, and what keeps a test from the network."""
-    image = dict(entry.split("=", 1) for entry in config["Env"])
-    return {**image, "HF_HUB_OFFLINE": "1"}
+def environment(container: Container) -> dict[str, str]:
+    """The image's own, what keeps a test from the network, and which CPU qemu plays."""
+    image = dict(entry.split("=", 1) for entry in container.config["Env"])
+    emulated = {"QEMU_CPU": aarch64.CPU} if container.cpu else {}
+    return {**image, "HF_HUB_OFFLINE": "1", **emulated}
 
 
 def first_process(unshare: subprocess.Popen[bytes]) -> int:
@@ -192,12 +238,12 @@ def enter(unshare: subprocess.Popen[bytes]) -> list[str]:
     return ["nsenter", "-t", str(first_process(unshare)), "--mount", "--pid", "--root", "--wd"]
 
 
-def wait_until_healthy(process: subprocess.Popen[bytes], config: dict[str, Any], port: int) -> None:
+def wait_until_healthy(process: subprocess.Popen[bytes], container: Container, port: int) -> None:
     """Until the image's own HEALTHCHECK says so."""
-    kind, *check = config["Healthcheck"]["Test"]
+    kind, *check = container.config["Healthcheck"]["Test"]
     command = ["sh", "-c", *check] if kind == "CMD-SHELL" else check
-    env = {**environment(config), "HEALTH_URL": f"http://127.0.0.1:{port}/health"}
-    deadline = time.monotonic() + START_SECONDS
+    env = {**environment(container), "HEALTH_URL": f"http://127.0.0.1:{port}/health"}
+    deadline = time.monotonic() + START_SECONDS * container.patience
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(ImageError):  # it has not begun, or has just ended
             inside = [*enter(process), *command]
@@ -207,14 +253,14 @@ def wait_until_healthy(process: subprocess.Popen[bytes], config: dict[str, Any],
     raise ImageError(f"the server was not healthy, exit code {process.poll()}.")
 
 
-def ask(port: int) -> str:
+def ask(port: int, seconds: float) -> str:
     question = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
         json.dumps({**question, "temperature": 0}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=300) as answer:
+    with urllib.request.urlopen(request, timeout=seconds) as answer:
         said: str = json.load(answer)["choices"][0]["message"]["content"]
     return said
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import configparser
-import json
 import os
 import platform
 import re
@@ -28,8 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TAG = "localhost/vllm-cpu-backend"
 BASE = "docker.io/library/debian:bookworm-slim"
 DEBIAN = "http://deb.debian.org/debian"
-# As Debian and registries name an architecture, and as the kernel and qemu do.
-MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 OWN_INDEX = ("index-url", "extra-index-url", "find-links")
 
 
@@ -40,8 +37,10 @@ def main() -> int:
     building.description = "All other options go to `buildah bud`."
     building.add_argument("--file", default="Dockerfile.cpu")
     building.add_argument("--tag", default=TAG)
-    own = next((arch for arch, name in MACHINES.items() if name == platform.machine()), None)
-    building.add_argument("--arch", choices=MACHINES, default=own, required=own is None)
+    own = next(
+        (arch for arch, name in container.MACHINES.items() if name == platform.machine()), None
+    )
+    building.add_argument("--arch", choices=container.MACHINES, default=own, required=own is None)
     trying = commands.add_parser("test")
     trying.add_argument("--tag", default=TAG)
     trying.add_argument("--model", required=True, help="folder of the demo model")
@@ -63,7 +62,7 @@ def main() -> int:
 
 def check_machine(arch: str) -> None:
     """Whether programs of this architecture run here."""
-    machine = MACHINES[arch]
+    machine = container.MACHINES[arch]
     registered = Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}")
     if machine != platform.machine() and not registered.exists():
         raise container.ImageError(
@@ -74,7 +73,7 @@ def check_machine(arch: str) -> None:
 
 def get_base(arch: str) -> None:
     """The image that FROM names, of this architecture, into the store of this user."""
-    if architecture(BASE) == arch:
+    if container.architecture_of(BASE) == arch:
         return
     pull = ["buildah", "pull", "-q", "--arch", arch, BASE]
     pulled = subprocess.run(pull, capture_output=True, text=True)
@@ -97,15 +96,6 @@ def get_base(arch: str) -> None:
             container.buildah("commit", "-q", made, BASE)
         finally:
             container.buildah("rm", made)
-
-
-def architecture(tag: str) -> str | None:
-    """Of an image in the store, if it is there."""
-    if not container.exists(tag):
-        return None
-    described = json.loads(container.buildah("inspect", "--type", "image", tag))
-    found: str = described["OCIv1"]["architecture"]
-    return found
 
 
 def build(dockerfile: str, tag: str, arch: str, more: list[str]) -> None:

@@ -90,6 +90,15 @@ ENVIRONMENTS = {
                 ("--no-deps", "optimum-intel==2.2.0", "optimum==2.3.0"),
             ),
         ),
+        # The newest transformers whose BERT can be traced, which both converters do.
+        Environment(
+            "encoders",
+            (
+                torch_install(),
+                ("openvino==2026.4.1", "onnxruntime==1.32.0", "onnx==1.23.2"),
+                ("transformers==4.51.3",),
+            ),
+        ),
         Environment("transformers", (torch_install(), ("transformers==5.19.0", "safetensors"))),
     )
 }

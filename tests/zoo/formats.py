@@ -35,13 +35,10 @@ from tests.zoo import judge, run, text
 from tests.zoo.build import Spec, build
 from tests.zoo.run import Answer, Failed, Prompt, Round
 
-# What rounding a weight or an activation to it costs, relative to its size: root of mean squares,
-# for normally distributed values and the groups in use.
+# As judge.QUANTIZATIONS.
 DTYPES = {"bfloat16": 0.004, "float16": 0.0005}  # of several roundings one after the other
-QUANTIZATIONS = {"": 0.0, "cpu_int8": 0.007, "cpu_int4": 0.09}
 KV_CACHES = {"auto": 0.0, "fp8": 0.03, "int8_per_token_head": 0.007}
 FACTOR = 2.0
-DRAWS = 5  # of noise, the worst counts: a router may or may not choose another expert
 # Share of the tokens that do not count: at some of them rounding chooses other experts, in mixtures
 # at more, because the next ones read what those have become.
 WITHOUT, WITHOUT_OF_MIXTURES = 0.02, 0.05
@@ -72,7 +69,7 @@ class Format:
     @property
     def noise(self) -> float:
         """Relative size of all its roundings together."""
-        parts = DTYPES[self.dtype], QUANTIZATIONS[self.quantization], KV_CACHES[self.kv_cache]
+        parts = DTYPES[self.dtype], judge.QUANTIZATIONS[self.quantization], KV_CACHES[self.kv_cache]
         return math.hypot(*parts)
 
     def options(self) -> dict[str, Any]:
@@ -87,7 +84,9 @@ class Format:
         }
 
 
-FORMATS = tuple(itertools.starmap(Format, itertools.product(DTYPES, QUANTIZATIONS, KV_CACHES)))
+FORMATS = tuple(
+    itertools.starmap(Format, itertools.product(DTYPES, judge.QUANTIZATIONS, KV_CACHES))
+)
 _NAMES = [form.name for form in FORMATS]
 
 
@@ -119,7 +118,7 @@ def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
 
     @functools.cache
     def cost(noise: float, seed: int) -> float:
-        return error(_logprobs(_with_noise(model, noise, seed), scored))
+        return error(_logprobs(judge.with_noise(model, noise, seed), scored))
 
     @functools.cache
     def own(dtype: str) -> float:
@@ -127,7 +126,7 @@ def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
 
     def costs(form: Format) -> Iterator[float]:
         """One after the other, because the first is mostly enough."""
-        yield from (cost(form.noise, draw) for draw in range(DRAWS))
+        yield from (cost(form.noise, draw) for draw in range(judge.DRAWS))
         yield own(form.dtype)
 
     found = {}
@@ -166,24 +165,6 @@ def _judge(
 
 def _logprobs(model: torch.nn.Module, prompts: list[Prompt]) -> torch.Tensor:
     return torch.cat([judge.prompt_logprobs(model, prompt) for prompt in prompts])
-
-
-@torch.no_grad()
-def _with_noise(model: torch.nn.Module, noise: float, seed: int) -> torch.nn.Module:
-    """A copy each of whose matrices, but embeddings, is off by ``noise`` of its size."""
-    noisy = copy.deepcopy(model)
-    tables = {
-        id(parameter)
-        for module in noisy.modules()
-        if isinstance(module, torch.nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    }
-    torch.manual_seed(seed)
-    for parameter in noisy.parameters():
-        if parameter.dim() >= 2 and id(parameter) not in tables:
-            size = parameter.square().mean().sqrt()
-            parameter.add_(torch.randn_like(parameter) * size, alpha=noise)
-    return noisy
 
 
 def _examine_all(names: list[str], forms: Sequence[Format], minutes: float) -> None:
@@ -252,7 +233,7 @@ class Row:
 
 def row(spec: Spec, by_isa: dict[str, Found]) -> Row:
     """What was found of a model on each instruction set."""
-    columns = itertools.product(DTYPES, QUANTIZATIONS)
+    columns = itertools.product(DTYPES, judge.QUANTIZATIONS)
     cells = [
         " / ".join(
             _cell([found[Format(*column, kv).name][0] for found in by_isa.values()])
@@ -271,12 +252,12 @@ def row(spec: Spec, by_isa: dict[str, Found]) -> Row:
 
 def _head(isas: list[str]) -> str:
     engines = len(FORMATS) * len(isas)
-    return HEAD.format(isas=" and ".join(isas), engines=engines, factor=FACTOR, draws=DRAWS)
+    return HEAD.format(isas=" and ".join(isas), engines=engines, factor=FACTOR, draws=judge.DRAWS)
 
 
 def page(isas: list[str], rows: dict[str, Row]) -> str:
     """The page in Markdown, of the rows by architecture."""
-    columns = list(itertools.product(DTYPES, QUANTIZATIONS))
+    columns = list(itertools.product(DTYPES, judge.QUANTIZATIONS))
     titles = [" ".join(filter(None, column)) for column in columns]
     lines = [f"| model | {' | '.join(titles)} |", f"| --- {'| --- ' * len(titles)}|"]
     specs = sorted(_runnable(), key=lambda spec: spec.models.lower())

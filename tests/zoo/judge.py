@@ -16,6 +16,10 @@ from tests.zoo.build import Spec, write_config
 from tests.zoo.run import Answer, Failed, Prompt, Round, forked
 
 TIE = 0.02  # standard deviations of the logits below the best: a choice that rounding made
+# What rounding a weight or an activation to it costs, relative to its size: root of mean squares,
+# for normally distributed values and the groups in use.
+QUANTIZATIONS = {"": 0.0, "cpu_int8": 0.007, "cpu_int4": 0.09}
+DRAWS = 5  # of noise, the worst counts: a router may or may not choose another expert
 BF16_FACTOR = 2.0  # our error in bf16 may be so many times that of transformers in bf16
 RIGHT, REFUSED, HOST, WRONG, ENDED = "right", "refused", "host", "wrong", "ended"
 
@@ -159,3 +163,22 @@ def differences(
     if cached and not any(answer.cached for asked in answers["recorded"] for answer in asked):
         faults.append("nothing came from the prefix cache")
     return faults
+
+
+@torch.no_grad()
+def with_noise(model: torch.nn.Module, noise: float, seed: int) -> torch.nn.Module:
+    """A copy each of whose matrices, but embeddings, is off by ``noise`` of its size: what rounding
+    has to cost this model."""
+    noisy = copy.deepcopy(model)
+    tables = {
+        id(parameter)
+        for module in noisy.modules()
+        if isinstance(module, torch.nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    torch.manual_seed(seed)
+    for parameter in noisy.parameters():
+        if parameter.dim() >= 2 and id(parameter) not in tables:
+            size = parameter.square().mean().sqrt()
+            parameter.add_(torch.randn_like(parameter) * size, alpha=noise)
+    return noisy

@@ -1,4 +1,5 @@
-"""Embeddings, classes and scores: each prompt alone and with others, in fp32 and bf16."""
+"""Embeddings, classes and scores: each prompt alone and with others, in fp32, in bf16 and with
+weights that become 8-bit integers while they load."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from tests.zoo.tokens import write_tokenizer
 __all__ = ["SPECS", "examine"]
 
 COMPARED = ("alone", "together")
+INT8 = "cpu_int8"
 TASKS = {
     "AutoModel": "embed",
     SEQUENCE: "classify",
@@ -76,17 +78,19 @@ def batches(spec: PoolingSpec) -> list[list[Asked]]:
     return [asked[i : i + size] for size in SIZES for i in range(0, len(asked), size)]
 
 
-def pool(folder: Path, spec: PoolingSpec, dtype: str) -> list[list[torch.Tensor]]:
+def pool(
+    folder: Path, spec: PoolingSpec, dtype: str, quantization: str | None = None
+) -> list[list[torch.Tensor]]:
     """Make an engine for the checkpoint in ``folder`` and send it the batches."""
     from vllm import LLM
 
     task = TASKS[spec.auto]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
     if task == "embed":
-        options = {"pooler_config": {"seq_pooling_type": spec.pool}}
+        options["pooler_config"] = {"seq_pooling_type": spec.pool}
     elif spec.pool == "STEP":
-        options = {"pooler_config": {"step_tag_id": spec.end}}
-    llm = LLM(str(folder), runner="pooling", dtype=dtype, **COMMON, **options)
+        options["pooler_config"] = {"step_tag_id": spec.end}
+    llm = LLM(str(folder), runner="pooling", **COMMON, **options)
     results = []
     for batch in batches(spec):
         asked = [request(prompt) for prompt in batch]
@@ -126,22 +130,24 @@ def _of_two_encoders(model: Any, prompt: Asked, processor: Any) -> torch.Tensor:
 
 
 def examine(spec: PoolingSpec, folder: Path) -> Outcome:
-    """Build the model, run it in both dtypes, compare.  Runs in a process of its own."""
+    """Build the model, run it in every format, compare.  Runs in a process of its own."""
     processor = (spec.processor or write_tokenizer)(folder)
     if spec.refused:
         return judge.refusal(spec, folder, pool, spec, "float32")
     model = build(spec, folder)
     try:
         answers = {dtype: forked(pool, folder, spec, dtype) for dtype in ("float32", "bfloat16")}
+        answers[INT8] = forked(pool, folder, spec, "float32", INT8)
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
     faults = [
         *_differences(spec, answers),
         *_wrong_numbers(model, spec, processor, answers["float32"]),
+        *_int8_faults(model, spec, processor, answers[INT8]),
         *_bf16_faults(model, spec, processor, answers["bfloat16"]),
     ]
     state = RIGHT if not faults else HOST if spec.host else WRONG
-    return Outcome(state, "; ".join(faults) or spec.note, ("fp32", "bf16"), COMPARED)
+    return Outcome(state, "; ".join(faults) or spec.note, ("fp32", "bf16", INT8), COMPARED)
 
 
 def _differences(spec: PoolingSpec, answers: dict[str, list[list[torch.Tensor]]]) -> list[str]:
@@ -174,6 +180,23 @@ def _wrong_numbers(
         if not (similarity >= SIMILARITY and difference <= DIFFERENCE):
             faults.append(f"{len(prompt)} tokens: cosine {similarity:.5f}, off by {difference:.1e}")
     return faults[:1]
+
+
+def _int8_faults(
+    model: Any, spec: PoolingSpec, processor: Any, ours: list[list[torch.Tensor]]
+) -> list[str]:
+    """Whether the error is more than twice what noise as large as that rounding costs."""
+    asked = prompts(spec)
+    exact = [expected(model, spec, prompt, processor) for prompt in asked]
+    mine = _rms([results[0] for results in ours[: len(exact)]], exact)
+    allowed = 0.0
+    for draw in range(judge.DRAWS):
+        noisy = judge.with_noise(model, judge.QUANTIZATIONS[INT8], draw)
+        cost = _rms([expected(noisy, spec, prompt, processor) for prompt in asked], exact)
+        allowed = max(allowed, 2.0 * cost)
+        if mine <= allowed:
+            return []
+    return [f"{INT8}: error {mine:.3g}, noise of that size costs {allowed / 2.0:.3g}"]
 
 
 def _bf16_faults(

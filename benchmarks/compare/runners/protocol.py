@@ -32,6 +32,16 @@ class Engine(Protocol):
         ...
 
 
+class Encoder(Protocol):
+    """A constructed peer that embeds."""
+
+    versions: dict[str, str]
+
+    def embed(self, texts: list[list[int]]) -> list[list[float]]:
+        """The vector of each text, all texts at once."""
+        ...
+
+
 def answer_requests(start: Callable[[dict[str, Any]], Any], answer: Callable[..., Any]) -> None:
     """``start(settings)`` once, then ``answer(started, request)`` for each further line."""
     replies = os.fdopen(os.dup(1), "w")
@@ -58,8 +68,9 @@ def answer_requests(start: Callable[[dict[str, Any]], Any], answer: Callable[...
             guarded(functools.partial(answer, started["engine"], request))
 
 
-def run_engine(load: Callable[[], Any], construct: Callable[[Any, dict[str, Any]], Engine]) -> None:
-    """Serve an engine: ``load()`` does the imports, ``construct(imported, settings)`` the rest."""
+def run_engine(load: Callable[[], Any], construct: Callable[[Any, dict[str, Any]], Any]) -> None:
+    """Serve an Engine or Encoder: ``load()`` imports, ``construct(imported, settings)`` does the
+    rest."""
 
     def start(settings: dict[str, Any]) -> tuple[Bench, dict[str, Any]]:
         begin = time.perf_counter()
@@ -82,7 +93,7 @@ class Bench:
     With ``settings["cpu_time"]`` seconds are those of the process's threads, not of the clock.
     """
 
-    def __init__(self, engine: Engine, settings: dict[str, Any]) -> None:
+    def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
         self.engine = engine
         self.vocab_size = settings["vocab_size"]
         self.clock = time.process_time if settings.get("cpu_time") else time.perf_counter
@@ -91,6 +102,8 @@ class Bench:
         if request["kind"] == "greedy":
             (tokens,) = self.engine.generate([request["tokens"]], request["outputs"])
             return {"tokens": tokens, "text": self.engine.text(tokens)}
+        if request["kind"] == "vectors":
+            return {"vectors": self.engine.embed(request["texts"])}
         measure = getattr(self, request["kind"])
         sizes = request["sizes"]
         return {"values": [measure(*sizes) for _ in range(request["repeats"])]}
@@ -119,10 +132,23 @@ class Bench:
         """Output tokens per second over all requests, their prompts included in the time."""
         return requests * outputs / self.seconds(requests, inputs, outputs)
 
-    def seconds(self, requests: int, inputs: int, outputs: int) -> float:
+    def embed(self, texts: int, tokens: int) -> float:
+        """Tokens embedded per second, in a batch of texts of one length."""
+        prompts = self.prompts(texts, tokens)
+        begin = self.clock()
+        vectors = self.engine.embed(prompts)
+        seconds = self.clock() - begin
+        if len(vectors) != texts:
+            raise ValueError(f"{texts} texts gave {len(vectors)} vectors")
+        return texts * tokens / seconds
+
+    def prompts(self, requests: int, inputs: int) -> list[list[int]]:
         # Neither the special tokens at the beginning of vocabularies nor those at the end.
         last = min(self.vocab_size, 40000) - 1
-        prompts = [[random.randint(100, last) for _ in range(inputs)] for _ in range(requests)]
+        return [[random.randint(100, last) for _ in range(inputs)] for _ in range(requests)]
+
+    def seconds(self, requests: int, inputs: int, outputs: int) -> float:
+        prompts = self.prompts(requests, inputs)
         begin = self.clock()
         results = self.engine.generate(prompts, outputs)
         seconds = self.clock() - begin

@@ -34,6 +34,10 @@ class VllmEngine:
         )
         return [list(result.outputs[0].token_ids) for result in results]
 
+    def embed(self, texts: list[list[int]]) -> list[list[float]]:
+        results = self.llm.embed([{"prompt_token_ids": text} for text in texts], use_tqdm=False)
+        return [list(result.outputs.embedding) for result in results]
+
     def text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens) if self.tokenizer else ""
 

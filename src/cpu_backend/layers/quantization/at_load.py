@@ -97,6 +97,8 @@ class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Quantize and pack; logits are fp32."""
         weight = layer.weight
+        if weight.is_meta:  # of a model that embeds: nobody asks for logits
+            return
         layer.cpu_linear = pack_int8(weight.detach(), float_output=True)
         layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 

@@ -1,0 +1,59 @@
+"""Engines that are alive at once and measured in turns: how they are started, and their figures."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from benchmarks.compare.peers import RUNNERS
+from benchmarks.compare.process import Runner, clean_environ
+
+OURS = Path(sys.executable)
+TIMEOUT_S = 900
+
+
+def threads(*, wall: bool) -> int:
+    """Of every engine: all where the clock counts, one where its CPU time does."""
+    return torch.get_num_threads() if wall else 1
+
+
+def start_runner(
+    stack: ExitStack, python: Path, script: str, log: Path, environ: dict[str, str], *, wall: bool
+) -> Runner:
+    """A runner in one process, which ends with the stack."""
+    if not wall:
+        environ = {"OMP_NUM_THREADS": "1", **environ}
+    keep = ("PYTHONPATH",) if python == OURS else ()
+    return stack.enter_context(
+        Runner(python, RUNNERS / script, clean_environ(environ, keep=keep), log, TIMEOUT_S)
+    )
+
+
+def start_vllm(stack: ExitStack, python: Path, log: Path, *, wall: bool) -> Runner:
+    """This project, or vLLM's own CPU build where ``python`` is another interpreter."""
+    environ = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    if python != OURS:
+        environ["VLLM_PLUGINS"] = ""
+    return start_runner(stack, python, "vllm_engine.py", log, environ, wall=wall)
+
+
+def start_probe(stack: ExitStack, log: Path, *, wall: bool) -> Runner:
+    """Answers what the machine gives at the moment."""
+    probe = start_runner(stack, OURS, "machine_limits.py", log, {}, wall=wall)
+    probe.ask({"threads": threads(wall=wall)})
+    return probe
+
+
+def summary(values: list[float], form: str) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
