@@ -168,7 +168,7 @@ CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, KeySums<kVectors>&
 }
 
 template <class T, class S, class Decay>
-CPU_BACKEND_INLINE void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
+void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
   const int64_t blocks = delta_blocks(args.value_dim);
   const int64_t first = item % blocks * kDeltaColumns;
   const int64_t last =
