@@ -1,8 +1,8 @@
 """Kimi Linear is made of the host's shared layers; its delta attention runs on this backend's ops.
 
-What: the registry's ``KimiLinearForCausalLM`` is the one of vllm/models/kimi_k3/amd; its
-    convolutions are in the model's dtype; ``KimiGatedDeltaNetAttention.forward``, with
-    layers/gated_delta.py as its core.
+What: the registry's ``KimiLinearForCausalLM`` is the one of vllm/models/kimi_k3/amd; its experts
+    keep their width; its convolutions are in the model's dtype;
+    ``KimiGatedDeltaNetAttention.forward``, with layers/gated_delta.py as its core.
 Why: the host's choice is for NVIDIA: kernels for its GPUs where other classes have layers that a
     platform may replace.  Convolutions of bf16 models are fp32 there, and the rest is Triton.
 Since: 0.32
@@ -30,6 +30,17 @@ rely_on(MODULE, MODEL)
 def choose_class(registry: Any) -> None:
     """As the host registers its own."""
     registry.ModelRegistry.models[MODEL] = registry._LazyRegisteredModel(MODULE, MODEL)
+
+
+@patch(MODULE, "KimiMoE.__init__(self, config, ...)", when=When.COMPUTING)
+def leave_width(original: Any) -> Any:
+    """Where ranks share experts, the host widens narrow ones for kernels of GPUs, and fails."""
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        config.min_moe_intermediate_per_partition = 1
+        original(self, config, *args, **kwargs)
+
+    return __init__
 
 
 @patch(
