@@ -225,16 +225,17 @@ struct StateScanItem {
   Slice channels;
 };
 
-// The gates of a gated delta net, fp32 [tokens, heads] both; see kernels/delta_gates.h.
+// The gates of a gated delta net; see kernels/delta_gates.h.
 struct DeltaGateArgs {
-  ConstData a, b;  // [tokens, heads], dense rows
+  ConstData a, b;  // [tokens, heads * decays] and [tokens, heads], dense rows
   int64_t a_stride, b_stride;
   const float* a_log;  // [heads]
-  ConstData bias;      // [heads], of the activations' type or fp32
+  ConstData bias;      // [heads * decays], of the activations' type or fp32
   bool bias_is_float;
-  float* log_decay;
-  float* beta;
-  int64_t heads;
+  float* log_decay;  // [tokens, heads * decays]
+  float* beta;       // [tokens, heads]
+  int64_t heads, decays;
+  float beta_range;  // beta lies between 0 and this
 };
 
 constexpr int64_t kDeltaColumns = 64;  // channels of values in one item of the gated delta rule
@@ -247,9 +248,9 @@ struct DeltaRuleArgs {
   int64_t key_token_stride, key_head_stride;
   ConstData value;  // [tokens, heads, value_dim]
   int64_t value_token_stride, value_head_stride;
-  const float* log_decay;  // [tokens, heads]
-  const float* beta;
-  Data out;  // [tokens, heads, value_dim]
+  const float* log_decay;  // [tokens, heads, decays]
+  const float* beta;       // [tokens, heads]
+  Data out;                // [tokens, heads, value_dim]
   int64_t out_token_stride, out_head_stride;
   Data states;  // of each slot [heads, key_dim, value_dim], a head's part dense
   int64_t slot_stride, state_head_stride;
@@ -257,8 +258,9 @@ struct DeltaRuleArgs {
   const int32_t* accepted;  // per sequence, each of which has a row of slots; null: one slot each
   int heads, key_heads;
   int64_t key_dim, value_dim;
-  float scale;    // of queries
-  float epsilon;  // of the norms of queries and keys
+  int64_t decays;  // of a head: 1, or one for each of its key_dim channels
+  float scale;     // of queries
+  float epsilon;   // of the norms of queries and keys
   bool normalize;
 };
 

@@ -63,7 +63,7 @@ struct KernelTable {
   void (*state_scan)(DType, DType state, const StateScanArgs&, const StateScanItem&,
                      float* scratch);
   void (*delta_gates)(DType, const DeltaGateArgs&, Slice tokens);
-  int64_t (*delta_scratch_floats)(int64_t key_dim);
+  int64_t (*delta_scratch_floats)(int64_t key_dim, int64_t decays);
   void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
 };
 

@@ -1,6 +1,8 @@
 // The gated delta rule (Yang, Kautz and Hatamizadeh 2024, "Gated Delta Networks"), token by token.
 // For a head with state S, key k, value v and query q of a token:
 //   S <- decay * S + k (x) beta * (v - decay * S^T k)      out = S^T q
+// In Kimi's delta attention (Kimi Team 2025, "Kimi Linear") the decay is a vector over the keys:
+//   S <- D S + k (x) beta * (v - S^T D k)      D = diag(decay)
 //
 // Shapes    see DeltaRuleArgs: `heads / key_heads` heads in a row share a key head; any sizes.
 //           A decode is a sequence of one token.
@@ -10,10 +12,11 @@
 // Numerics  fp32; a state of 16 bits is rounded after every token, so no result depends on where a
 //           step begins or ends.  The sums over keys have two parts, in one order.
 // Blocking  a channel of the values never meets another one, so an item is kDeltaColumns channels
-//           of one head of one sequence.  Of some tokens at a time it prepares keys and queries
-//           once, then takes them through as many channels as there are accumulators: that part of
-//           the state (16 to 32 KiB) stays in L1.  The form by chunks as matrix products would
-//           save arithmetic that is a twentieth of the model's, and make chunks visible in results.
+//           of one head of one sequence.  Of some tokens at a time it prepares keys, queries
+//           and decays once, then takes them through as many channels as there are accumulators:
+//           that part of the state (16 to 32 KiB) stays in L1.  The form by chunks as matrix
+//           products would save arithmetic that is a twentieth of the model's, and make chunks
+//           visible in results.
 // Threads   none: an item only; items of one head share nothing but what they read.
 #pragma once
 
@@ -32,9 +35,57 @@ struct VectorCount {
   static constexpr int value = kCount;
 };
 
-// Room for the keys and queries of kDeltaTokens tokens, and their decays.
-CPU_BACKEND_INLINE int64_t delta_scratch_floats(int64_t key_dim) {
-  return kDeltaTokens * (2 * key_dim + 1) + kLanes;
+// Prepared tokens: [kDeltaTokens, key_dim] each, decays [kDeltaTokens, args.decays].  The state
+// from before a token is summed with `recalling`, which are the keys or what decays leave of them.
+struct PreparedTokens {
+  float *keys, *queries, *decays, *recalling;
+};
+
+// What a token's state decays by, and how the sums over keys learn of it.
+struct OneDecay {
+  float decay;
+  CPU_BACKEND_INLINE explicit OneDecay(const float* decays) : decay(decays[0]) {}
+  CPU_BACKEND_INLINE float of(int64_t) const { return decay; }
+  CPU_BACKEND_INLINE Vec recalled(Vec sums) const { return sums * decay; }
+
+  CPU_BACKEND_INLINE static float* recalling(const DeltaRuleArgs&, const PreparedTokens& to) {
+    return to.keys;
+  }
+  CPU_BACKEND_INLINE static void prepare(const DeltaRuleArgs& args, int64_t head, int64_t token,
+                                         int64_t tokens, const PreparedTokens& to) {
+    for (int64_t i = 0; i < tokens; ++i)
+      to.decays[i] = args.log_decay[(token + i) * args.heads + head];
+    for_each_vector(tokens, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      store_n(to.decays + i, exp(load_n(to.decays + i, n)), n);
+    });
+  }
+};
+struct DecayOfKeys {
+  const float* decays;
+  CPU_BACKEND_INLINE explicit DecayOfKeys(const float* of_keys) : decays(of_keys) {}
+  CPU_BACKEND_INLINE float of(int64_t k) const { return decays[k]; }
+  CPU_BACKEND_INLINE Vec recalled(Vec sums) const { return sums; }
+
+  CPU_BACKEND_INLINE static float* recalling(const DeltaRuleArgs& args, const PreparedTokens& to) {
+    return to.decays + kDeltaTokens * args.decays;
+  }
+  CPU_BACKEND_INLINE static void prepare(const DeltaRuleArgs& args, int64_t head, int64_t token,
+                                         int64_t tokens, const PreparedTokens& to) {
+    for (int64_t i = 0; i < tokens; ++i) {
+      const float* from = args.log_decay + ((token + i) * args.heads + head) * args.key_dim;
+      const int64_t row = i * args.key_dim;
+      for_each_vector(args.key_dim, [&](int64_t k, int n) CPU_BACKEND_LAMBDA {
+        const Vec decay = exp(load_n(from + k, n));
+        store_n(to.decays + row + k, decay, n);
+        store_n(to.recalling + row + k, decay * load_n(to.keys + row + k, n), n);
+      });
+    }
+  }
+};
+
+// Room for PreparedTokens.
+CPU_BACKEND_INLINE int64_t delta_scratch_floats(int64_t key_dim, int64_t decays) {
+  return kDeltaTokens * (2 * key_dim + decays + (decays > 1 ? key_dim : 0)) + kLanes;
 }
 
 CPU_BACKEND_INLINE int64_t delta_blocks(int64_t value_dim) {
@@ -66,7 +117,7 @@ CPU_BACKEND_INLINE void for_each_key(int64_t keys, F row) {
   if (k < keys) row(k, 0);
 }
 
-// S^T k of kVectors full vectors of channels, or of one of `lanes` channels, in two parts.
+// S^T recalling of kVectors full vectors of channels, or of one of `lanes` channels, in two parts.
 template <int kVectors>
 struct KeySums {
   Vec parts[2][kVectors] = {};
@@ -89,33 +140,34 @@ CPU_BACKEND_INLINE KeySums<kVectors> sum_keys(const DeltaRuleArgs& args, const f
   return sums;
 }
 
-// One token's turn, and the sums of the state that it leaves with the next token's key, if there
-// is one.  from and to: the state's first key row at these channels, rows `value_dim` apart; may
-// be equal.
-template <int kVectors, class T, class S>
+// One token's turn, and the sums of the state that it leaves with what the next token recalls by,
+// if there is one.  from and to: the state's first key row at these channels, rows `value_dim`
+// apart; may be equal.
+template <int kVectors, class T, class S, class Decay>
 CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, KeySums<kVectors>& sums,
-                                   const float* key, const float* query, const float* next_key,
-                                   float decay, float beta, const T* value, const S* from, S* to,
+                                   const float* key, const float* query, const float* next,
+                                   Decay decay, float beta, const T* value, const S* from, S* to,
                                    T* out, int lanes) {
   const int n = kVectors > 1 ? kLanes : lanes;
   Vec delta[kVectors], results[kVectors] = {};
   for (int c = 0; c < kVectors; ++c)
     delta[c] =
-        (load_n(value + c * kLanes, n) - (sums.parts[0][c] + sums.parts[1][c]) * decay) * beta;
+        (load_n(value + c * kLanes, n) - decay.recalled(sums.parts[0][c] + sums.parts[1][c])) *
+        beta;
   sums = {};
   for_each_key(args.key_dim, [&](int64_t k, int part) CPU_BACKEND_LAMBDA {
     for (int c = 0; c < kVectors; ++c) {
       const int64_t at = k * args.value_dim + c * kLanes;
-      const Vec state = load_n(from + at, n) * decay + delta[c] * key[k];
+      const Vec state = load_n(from + at, n) * decay.of(k) + delta[c] * key[k];
       store_n(to + at, state, n);
       results[c] = state * query[k] + results[c];
-      if (next_key) sums.add(part, c, kept<S>(state), next_key[k]);
+      if (next) sums.add(part, c, kept<S>(state), next[k]);
     }
   });
   for (int c = 0; c < kVectors; ++c) store_n(out + c * kLanes, results[c], n);
 }
 
-template <class T, class S>
+template <class T, class S, class Decay>
 void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
   const int64_t blocks = delta_blocks(args.value_dim);
   const int64_t first = item % blocks * kDeltaColumns;
@@ -140,9 +192,11 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
     for (int64_t k = 0; k < args.key_dim; ++k)
       __builtin_memset(state_of(slot) + k * args.value_dim + first, 0, (last - first) * sizeof(S));
 
-  float* const keys = scratch;
-  float* const queries = keys + kDeltaTokens * args.key_dim;
-  float* const decays = queries + kDeltaTokens * args.key_dim;
+  PreparedTokens prepared;
+  prepared.keys = scratch;
+  prepared.queries = prepared.keys + kDeltaTokens * args.key_dim;
+  prepared.decays = prepared.queries + kDeltaTokens * args.key_dim;
+  prepared.recalling = Decay::recalling(args, prepared);
   const T* key = static_cast<const T*>(args.key) + key_head * args.key_head_stride;
   const T* query = static_cast<const T*>(args.query) + key_head * args.query_head_stride;
   const T* value = static_cast<const T*>(args.value) + head * args.value_head_stride;
@@ -150,14 +204,11 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
     const int64_t tokens = sequence.end - t < kDeltaTokens ? sequence.end - t : kDeltaTokens;
     for (int64_t i = 0; i < tokens; ++i) {
       prepare_vector(key + (t + i) * args.key_token_stride, args.key_dim, args, 1.0f,
-                     keys + i * args.key_dim);
+                     prepared.keys + i * args.key_dim);
       prepare_vector(query + (t + i) * args.query_token_stride, args.key_dim, args, args.scale,
-                     queries + i * args.key_dim);
-      decays[i] = args.log_decay[(t + i) * args.heads + head];
+                     prepared.queries + i * args.key_dim);
     }
-    for_each_vector(tokens, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store_n(decays + i, exp(load_n(decays + i, n)), n);
-    });
+    Decay::prepare(args, head, t, tokens, prepared);
     const auto take = [&](auto vectors, int64_t column, int lanes) CPU_BACKEND_LAMBDA {
       constexpr int kVectors = decltype(vectors)::value;
       KeySums<kVectors> sums;
@@ -165,10 +216,12 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
         const int64_t token = t + i, step = token - sequence.begin;
         const S* from = state_of(args.accepted && step > 0 ? slots[step - 1] : slot) + column;
         S* to = state_of(args.accepted ? slots[step] : slot) + column;
-        const float* now = keys + i * args.key_dim;
-        if (i == 0) sums = sum_keys<kVectors>(args, now, from, lanes);
-        delta_step<kVectors>(args, sums, now, queries + i * args.key_dim,
-                             i + 1 < tokens ? now + args.key_dim : nullptr, decays[i],
+        const int64_t row = i * args.key_dim;
+        const float* recalling = prepared.recalling + row;
+        if (i == 0) sums = sum_keys<kVectors>(args, recalling, from, lanes);
+        delta_step<kVectors>(args, sums, prepared.keys + row, prepared.queries + row,
+                             i + 1 < tokens ? recalling + args.key_dim : nullptr,
+                             Decay(prepared.decays + i * args.decays),
                              args.beta[token * args.heads + head],
                              value + token * args.value_token_stride + column, from, to,
                              out + token * args.out_token_stride + column, lanes);
@@ -181,6 +234,15 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
     for (; column < last; column += kLanes)
       take(VectorCount<1>{}, column,
            static_cast<int>(last - column < kLanes ? last - column : kLanes));
+  }
+}
+
+template <class T, class S>
+void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
+  if (args.decays == 1) {
+    delta_rule<T, S, OneDecay>(args, item, scratch);
+  } else {
+    delta_rule<T, S, DecayOfKeys>(args, item, scratch);
   }
 }
 

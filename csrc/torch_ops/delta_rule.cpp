@@ -12,35 +12,44 @@ namespace {
 
 constexpr double kNormEpsilon = 1e-6;  // the models'
 
-struct Gates {
-  at::Tensor log_decay, beta;  // fp32 [tokens, heads]
+struct Gates {           // fp32
+  at::Tensor log_decay;  // [tokens, heads * decays]
+  at::Tensor beta;       // [tokens, heads]
+  int64_t decays;        // of a head: 1, or one for each channel of its keys
 };
 
+// a [tokens, heads] or, with decays for each channel of the keys, [tokens, heads, key_dim]; dt_bias
+// has as many elements as a row of a.
 Gates gates_of(const at::Tensor& a_log, const at::Tensor& a, const at::Tensor& b,
-               const at::Tensor& dt_bias) {
+               const at::Tensor& dt_bias, double beta_range = 1.0) {
   const DType dtype = dtype_of(a, "a");
   check_same_dtype(b, "b", a, "a");
-  const at::Tensor a_rows = with_rows(a), b_rows = with_rows(b);
+  const int64_t decays = a.dim() == 3 ? a.size(2) : 1;
+  const at::Tensor a_rows = with_rows(a.dim() == 3 ? a.flatten(1) : a), b_rows = with_rows(b);
   const Rows x = rows_of(a_rows, "a"), y = rows_of(b_rows, "b");
-  TORCH_CHECK_VALUE(x.count == y.count && x.size == y.size, "a has shape ", a.sizes(), " and b ",
-                    b.sizes(), "; they must agree.");
-  check_shape(a_log, {x.size}, "A_log");
+  TORCH_CHECK_VALUE(x.count == y.count && x.size == y.size * decays, "a has shape ", a.sizes(),
+                    " and b ", b.sizes(), "; they must agree.");
+  check_shape(a_log, {y.size}, "A_log");
   check_shape(dt_bias, {x.size}, "dt_bias");
   check_dense_last_dim(dt_bias, "dt_bias");
   const bool bias_is_float = dt_bias.scalar_type() == at::kFloat;
   if (!bias_is_float) check_same_dtype(dt_bias, "dt_bias", a, "a");
   const auto options = a.options().dtype(at::kFloat);
-  const Gates gates{at::empty({x.count, x.size}, options), at::empty({x.count, x.size}, options)};
-  const DeltaGateArgs args{x.data,
-                           y.data,
-                           x.stride,
-                           y.stride,
-                           typed_data<float>(a_log, "A_log"),
-                           dt_bias.data_ptr(),
-                           bias_is_float,
-                           gates.log_decay.data_ptr<float>(),
-                           gates.beta.data_ptr<float>(),
-                           x.size};
+  const Gates gates{at::empty({x.count, x.size}, options), at::empty({y.count, y.size}, options),
+                    decays};
+  DeltaGateArgs args{};
+  args.a = x.data;
+  args.a_stride = x.stride;
+  args.b = y.data;
+  args.b_stride = y.stride;
+  args.a_log = typed_data<float>(a_log, "A_log");
+  args.bias = dt_bias.data_ptr();
+  args.bias_is_float = bias_is_float;
+  args.log_decay = gates.log_decay.data_ptr<float>();
+  args.beta = gates.beta.data_ptr<float>();
+  args.heads = y.size;
+  args.decays = decays;
+  args.beta_range = static_cast<float>(beta_range);
   parallel_slices(x.count, row_grain(16 * x.size),
                   [=](Slice tokens) { kernels().delta_gates(dtype, args, tokens); });
   return gates;
@@ -97,7 +106,9 @@ void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value
                     value.sizes(), ".");
   TORCH_CHECK_VALUE(k.heads > 0 && v.heads % k.heads == 0, v.heads, " value heads cannot share ",
                     k.heads, " key heads evenly.");
-  check_shape(gates.log_decay, {v.tokens, v.heads}, "the decay");
+  TORCH_CHECK_VALUE(gates.decays == 1 || gates.decays == k.size, gates.decays,
+                    " decays of a head cannot belong to keys of ", k.size, " channels.");
+  check_shape(gates.log_decay, {v.tokens, v.heads * gates.decays}, "the decay");
   check_shape(gates.beta, {v.tokens, v.heads}, "beta");
   TORCH_CHECK_VALUE(states.dim() == 4 && states.size(1) == v.heads && states.size(2) == k.size &&
                         states.size(3) == v.size && is_dense_in_last_dim(states) &&
@@ -129,13 +140,14 @@ void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value
   args.key_heads = static_cast<int>(k.heads);
   args.key_dim = k.size;
   args.value_dim = v.size;
+  args.decays = gates.decays;
   args.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(k.size)));
   args.epsilon = static_cast<float>(epsilon);
   args.normalize = normalize;
   const int64_t items = v.heads * ceil_div(v.size, kDeltaColumns);
   const KernelTable& table = kernels();
   parallel_items([=] { return step.sequences.get().count * items; },
-                 table.delta_scratch_floats(k.size),
+                 table.delta_scratch_floats(k.size, gates.decays),
                  [=, rule = table.delta_rule](int64_t i, float* scratch) {
                    DeltaRuleArgs now = args;
                    now.sequences = step.sequences.get();
@@ -161,8 +173,8 @@ void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor
                       const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,
                       const at::Tensor& a_log, const at::Tensor& dt_bias, at::Tensor& states,
                       const at::Tensor& slots, const at::Tensor& resumes,
-                      const at::Tensor& query_start_loc) {
-  run(query, key, value, gates_of(a_log, a, b, dt_bias), states,
+                      const at::Tensor& query_start_loc, double beta_range) {
+  run(query, key, value, gates_of(a_log, a, b, dt_bias, beta_range), states,
       step_of(query_start_loc, slots, resumes), true, kNormEpsilon, out);
 }
 
@@ -180,7 +192,7 @@ std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(
     const at::Tensor& initial_state_indices, double eps) {
   TORCH_CHECK_NOT_IMPLEMENTED(!head_first, "heads before tokens are not supported.");
   const at::Tensor out = at::empty(value.sizes(), value.options());
-  run(query, key, value, {fp32_rows(g, value), fp32_rows(beta, value)}, initial_state,
+  run(query, key, value, {fp32_rows(g, value), fp32_rows(beta, value), 1}, initial_state,
       step_of(cu_seqlens, initial_state_indices, std::nullopt), use_qk_l2norm_in_kernel, eps,
       channels_of(out, "out").tensor);
   if (!output_final_state) return {out, at::empty({0}, initial_state.options())};

@@ -423,7 +423,7 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.def(
       "gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, "
       "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "
-      "Tensor query_start_loc) -> ()");
+      "Tensor query_start_loc, float beta_range=1.) -> ()");
   m.impl("gated_delta_rule", torch::dispatch(c10::DispatchKey::CPU, gated_delta_rule));
   m.def("gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()");
   m.impl("gemma_rms_norm", torch::dispatch(c10::DispatchKey::CPU, gemma_rms_norm));

@@ -155,7 +155,7 @@ void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor
                       const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,
                       const at::Tensor& a_log, const at::Tensor& dt_bias, at::Tensor& states,
                       const at::Tensor& slots, const at::Tensor& resumes,
-                      const at::Tensor& query_start_loc);
+                      const at::Tensor& query_start_loc, double beta_range);
 std::tuple<at::Tensor, at::Tensor> fused_gdn_gating(const at::Tensor& a_log, const at::Tensor& a,
                                                     const at::Tensor& b, const at::Tensor& dt_bias);
 std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(

@@ -14,6 +14,9 @@ logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it
 
 # Those that tests/zoo found right; it fails if this list is not its own.
 COMPARED = frozenset((Path(__file__).parent / "compared.txt").read_text().split())
+# What Kimi K3 has besides, in the words of the config of Kimi Linear and of its linear_attn_config.
+KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
+KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
 NOT_COMPARED = (
     "cpu_backend: %s has not been compared with transformers on this backend (docs/models.md lists "
     "what has): hold a few answers against another engine's before you rely on it."
@@ -38,8 +41,22 @@ def check(model: Any) -> None:
             f"{model.architecture} is made to read prompts in both directions, which the host does "
             "for their images at most: choose another model."
         )
+    if kind == "kimi_linear":
+        _check_kimi_linear(model)
     if not is_compared(model.architecture):
         _warn(model.architecture)
+
+
+def _check_kimi_linear(model: Any) -> None:
+    config = model.hf_config
+    linear = config.linear_attn_config or {}
+    found = [name for name in KIMI_K3 if getattr(config, name, None)]
+    found += [name for name in KIMI_K3_LINEAR if linear.get(name)]
+    if found:
+        raise ConfigError(
+            f"{model.architecture} has layers of Kimi K3 ({', '.join(found)} in its config.json), "
+            "which cpu_backend does not have: choose another model."
+        )
 
 
 def check_layers(model: Any) -> None:

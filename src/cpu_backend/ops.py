@@ -154,16 +154,19 @@ def gated_delta_rule(
     weights: tuple[torch.Tensor, torch.Tensor],
     states: torch.Tensor,
     sequences: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    beta_range: float = 1.0,
 ) -> None:
     """The gated delta rule over the sequences of a step, into out [tokens, heads, value_dim].
 
     query, key [tokens, key_heads, key_dim]; gates: a and b [tokens, heads]; weights: a_log and
     dt_bias [heads]; states [slots, heads, key_dim, value_dim]; sequences: the first token of each
     and the end [sequences + 1], their slots, and whether those hold a state from before.
+    ``beta_range``: beta lies between 0 and this.  With a [tokens, heads, key_dim] and dt_bias
+    [heads * key_dim] every channel of the keys decays by itself (Kimi's delta attention).
     """
     starts, slots, resumes = sequences
     torch.ops.cpu_backend.gated_delta_rule.default(
-        out, query, key, value, *gates, *weights, states, slots, resumes, starts
+        out, query, key, value, *gates, *weights, states, slots, resumes, starts, beta_range
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cpu_backend.errors import ConfigError
 from tests.e2e.forked_cli import Run, run_all
-from tests.zoo import build
+from tests.zoo import build, text_specs
 
 
 def _configure(model: str | Path, **options: Any) -> Any:
@@ -148,6 +148,18 @@ def test_steps_that_are_shorter_than_prompts_that_are_read_in_one(tmp_path: Path
 def test_prompts_that_would_be_read_the_wrong_way(tmp_path: Path) -> None:
     build.write_config(replace(HRM, config={**HRM.config, "prefix_lm": False}), tmp_path)
     with pytest.raises(ConfigError, match=r"both directions .* choose another model"):
+        _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
+
+
+def test_layers_of_kimi_k3_in_a_kimi_linear(tmp_path: Path) -> None:
+    """Under the same architecture's name; the host would make layers for GPUs."""
+    spec = next(spec for spec in text_specs.SPECS if spec.name == "KimiLinearForCausalLM")
+    linear = {**spec.config["linear_attn_config"], "gate_lower_bound": -5.0}
+    changed = {"attn_res_block_size": 2, "linear_attn_config": linear}
+    build.write_config(replace(spec, config={**spec.config, **changed}), tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"Kimi K3 \(attn_res_block_size, gate_lower_bound .* choose another"
+    ):
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
 
 

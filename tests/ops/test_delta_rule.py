@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from tests.reference import delta_rule as reference
 
 # key heads, heads, key size, value size
 SHAPES = [(1, 1, 1, 1), (2, 4, 15, 33), (2, 2, 64, 64), (1, 3, 40, 129), (2, 4, 128, 128)]
+DECAYS = ("of heads", "of keys")
 LENGTHS = (1, 17, 3, 40, 1)  # of requests: decodes, and more and fewer than are prepared at once
 
 
@@ -33,12 +34,14 @@ class Case:
     slots: torch.Tensor
     resumes: torch.Tensor
     starts: torch.Tensor
+    beta_range: float = 1.0
 
     def run(self, *, states: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.full_like(self.value, torch.nan)
         torch.ops.cpu_backend.gated_delta_rule(
             out, self.query, self.key, self.value, self.a, self.b, self.a_log, self.dt_bias,
             self.states if states is None else states, self.slots, self.resumes, self.starts,
+            self.beta_range,
         )  # fmt: skip
         return out
 
@@ -50,8 +53,9 @@ class Case:
         slot = self.slots[request : request + 1].clone()
         starts = torch.tensor([0, end - begin], dtype=torch.int32)
         return Case(
-            *given, self.a_log, self.dt_bias, self.states, slot, torch.tensor([resumes]), starts
-        )
+            *given, self.a_log, self.dt_bias, self.states, slot, torch.tensor([resumes]), starts,
+            self.beta_range,
+        )  # fmt: skip
 
     def inputs(self, request: int) -> tuple[torch.Tensor, ...]:
         """What the reference needs of one request."""
@@ -65,24 +69,26 @@ class Case:
 
 def rule(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-    a_log: torch.Tensor, dt_bias: torch.Tensor, state: torch.Tensor,
+    a_log: torch.Tensor, dt_bias: torch.Tensor, state: torch.Tensor, beta_range: float = 1.0,
 ) -> torch.Tensor:  # fmt: skip
-    decay, beta = reference.gates(a, b, a_log, dt_bias)
+    decay, beta = reference.gates(a, b, a_log, dt_bias, beta_range)
     return reference.delta_rule(query, key, value, decay, beta, state)
 
 
-def _outputs(tokens: int, *inputs: torch.Tensor) -> torch.Tensor:
-    return rule(*inputs)[:tokens]
+def _outputs(tokens: int, beta_range: float, *inputs: torch.Tensor) -> torch.Tensor:
+    return rule(*inputs, beta_range)[:tokens]
 
 
-def _state(tokens: int, *inputs: torch.Tensor) -> torch.Tensor:
-    return rule(*inputs)[tokens:].transpose(0, 1)
+def _state(tokens: int, beta_range: float, *inputs: torch.Tensor) -> torch.Tensor:
+    return rule(*inputs, beta_range)[tokens:].transpose(0, 1)
 
 
 def make_case(
     shape: tuple[int, int, int, int], dtype: torch.dtype, seeded: torch.Generator,
     lengths: tuple[int, ...] = LENGTHS, state_dtype: torch.dtype = torch.float32,
+    decays: str = "of heads",
 ) -> Case:  # fmt: skip
+    """decays: "of heads", or "of keys" with one for each of their channels."""
     key_heads, heads, key_dim, value_dim = shape
     tokens = sum(lengths)
 
@@ -95,15 +101,17 @@ def make_case(
     sizes = [key_heads * key_dim, key_heads * key_dim, heads * value_dim]
     query, key, value = mixed.split(sizes, dim=1)
     pages = random(len(lengths) + 3, heads * key_dim * value_dim + 16).to(state_dtype)
-    gates = random(tokens, 2 * heads).to(dtype)
+    by_key = decays == "of keys"
+    per_head = heads * key_dim if by_key else heads
+    b, a = random(tokens, heads + per_head).to(dtype).split([heads, per_head], dim=1)
     return Case(
         query.unflatten(1, (key_heads, key_dim)),
         key.unflatten(1, (key_heads, key_dim)),
         value.unflatten(1, (heads, value_dim)),
-        gates[:, heads:],
-        gates[:, :heads],
+        a.unflatten(1, (heads, key_dim)) if by_key else a,
+        b,
         random(heads),
-        random(heads).to(dtype),
+        random(per_head).to(dtype),
         pages[:, 16:].unflatten(1, (heads, key_dim, value_dim)),
         torch.randperm(len(lengths) + 3, generator=seeded)[: len(lengths)].int(),
         torch.arange(len(lengths)) % 3 > 0,
@@ -111,11 +119,15 @@ def make_case(
     )
 
 
+@pytest.mark.parametrize("beta_range", [1.0, 2.0])
+@pytest.mark.parametrize("decays", DECAYS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_rule_matches_the_reference(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, seeded: torch.Generator
-) -> None:
-    case = make_case(shape, dtype, seeded)
+    shape: tuple[int, int, int, int], decays: str, beta_range: float, dtype: torch.dtype,
+    seeded: torch.Generator,
+) -> None:  # fmt: skip
+    case = make_case(shape, dtype, seeded, decays=decays)
+    case.beta_range = beta_range
     expected = [case.inputs(request) for request in range(len(LENGTHS))]
     before = case.states.clone()
     out = case.run()
@@ -123,8 +135,8 @@ def test_the_rule_matches_the_reference(
         tokens = slice(int(case.starts[request]), int(case.starts[request + 1]))
         state = case.states[case.slots[request]]
         outputs, left = (
-            functools.partial(_outputs, LENGTHS[request]),
-            functools.partial(_state, LENGTHS[request]),
+            functools.partial(_outputs, LENGTHS[request], beta_range),
+            functools.partial(_state, LENGTHS[request], beta_range),
         )
         assert_accurate(out[tokens], outputs, *given)
         assert_accurate(state, left, *given)
@@ -132,12 +144,13 @@ def test_the_rule_matches_the_reference(
     assert torch.equal(case.states[others], before[others])
 
 
+@pytest.mark.parametrize("decays", DECAYS)
 @pytest.mark.parametrize("state_dtype", ["float32", "dtype"])
 def test_bits_depend_on_no_batch_and_no_place_where_a_step_ends(
-    state_dtype: str, dtype: torch.dtype, seeded: torch.Generator
+    state_dtype: str, decays: str, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
     kept = torch.float32 if state_dtype == "float32" else dtype
-    case = make_case((2, 4, 24, 72), dtype, seeded, state_dtype=kept)
+    case = make_case((2, 4, 24, 72), dtype, seeded, state_dtype=kept, decays=decays)
     before = case.states.clone()
     out, after = case.run(), case.states.clone()
     case.states.copy_(before)
@@ -173,6 +186,29 @@ def test_gates_match_the_reference(heads: int, dtype: torch.dtype, seeded: torch
     decay, beta = torch.ops._C.fused_gdn_gating_cpu(a_log, a, b, bias)
     assert_accurate(decay[0], lambda *x: reference.gates(*x)[0], a, b, a_log, bias)
     assert_accurate(beta[0], lambda *x: reference.gates(*x)[1], a, b, a_log, bias)
+
+
+def test_equal_decays_of_keys_are_those_of_their_head(seeded: torch.Generator) -> None:
+    """And a channel whose key is zero keeps what its own decay leaves of the state."""
+    case = make_case((2, 4, 24, 72), torch.float32, seeded, decays="of keys")
+    case.a_log.zero_()
+    case.dt_bias.zero_()
+    case.a = case.a[..., :1].expand(case.a.shape).clone()
+    case.key[..., 5] = 0
+    before = case.states.clone()
+    out, after = case.run(), case.states.clone()
+    case.states.copy_(before)
+    alone = replace(case, a=case.a[..., 0].contiguous(), dt_bias=torch.zeros(4))
+    torch.testing.assert_close(out, alone.run())
+    torch.testing.assert_close(after, case.states)
+
+    case.states.copy_(before)
+    case.a[..., 5] = 30.0  # that channel alone forgets
+    case.run()
+    resumed = case.slots[case.resumes].long()
+    left = case.states[resumed]
+    assert left[:, :, 5].abs().max() < 1e-3 * before[resumed][:, :, 5].abs().max()
+    assert left[:, :, 6].abs().max() > 1e-3
 
 
 def test_small_decays_are_as_precise_as_large_ones() -> None:
@@ -232,9 +268,11 @@ def test_states_of_drafts_lie_in_a_row_of_slots(
             assert torch.equal(case.states[slots[request, token]], state[0])
 
 
-def test_a_recorded_rule_follows_its_step(seeded: torch.Generator) -> None:
-    first = make_case((1, 2, 16, 20), torch.float32, seeded, lengths=(4, 1))
-    second = make_case((1, 2, 16, 20), torch.float32, seeded, lengths=(1, 2, 2))
+@pytest.mark.parametrize("decays", DECAYS)
+def test_a_recorded_rule_follows_its_step(decays: str, seeded: torch.Generator) -> None:
+    shape = (1, 2, 16, 20)
+    first = make_case(shape, torch.float32, seeded, lengths=(4, 1), decays=decays)
+    second = make_case(shape, torch.float32, seeded, lengths=(1, 2, 2), decays=decays)
     given = [first.query, first.key, first.value, first.a, first.b, first.a_log, first.dt_bias]
     pool = torch.randn(6, 2, 16, 20, generator=seeded)
     first.states = second.states = pool
@@ -270,3 +308,7 @@ def test_other_layouts_and_types_are_refused(seeded: torch.Generator) -> None:
         case.run(states=case.states.bfloat16())
     with pytest.raises(ValueError, match="expected dense heads"):
         case.run(states=case.states.transpose(2, 3))
+    wrong = make_case((1, 2, 16, 20), torch.float32, seeded, decays="of keys")
+    wrong.a, wrong.dt_bias = wrong.a[..., :8], torch.zeros(16)
+    with pytest.raises(ValueError, match="8 decays of a head cannot belong to keys of 16"):
+        wrong.run()

@@ -55,7 +55,7 @@ Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
 fused_add_gemma_rms_norm(Tensor! input, Tensor! residual, Tensor weight, float epsilon) -> ()
 gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, \
 Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, \
-Tensor query_start_loc) -> ()
+Tensor query_start_loc, float beta_range=1.) -> ()
 gated_rms_norm(Tensor! out, Tensor input, Tensor gate, Tensor weight, float epsilon, \
 bool gate_first, str activation) -> ()
 gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()

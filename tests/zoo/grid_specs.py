@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.zoo import processors
+from tests.zoo.delta_specs import GATED_DELTA
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, SIDE
-from tests.zoo.text_specs import GATED_DELTA
 
 GLM_VISION = {
     "depth": 3,

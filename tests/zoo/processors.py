@@ -205,6 +205,31 @@ def _square() -> dict[str, Any]:
     return {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 
 
+def lfm2_vl(folder: Path) -> Any:
+    """Four to sixteen tokens of an image, or of as many tiles of four and the whole."""
+    from transformers import Lfm2VlProcessor
+
+    named = {
+        "image_token": "<image>",
+        "image_start_token": "<|image_start|>",
+        "image_end_token": "<|image_end|>",
+        "image_thumbnail_token": "<|img_thumbnail|>",
+    }
+    tiles = [f"<|img_row_{row}_col_{col}|>" for row in range(1, 5) for col in range(1, 5)]
+    tokenizer = write_tokenizer(folder, [*named.values(), *tiles], extra_special_tokens=named)
+    images = _image_processor(
+        "Lfm2Vl",
+        encoder_patch_size=16,
+        tile_size=64,
+        min_tiles=2,
+        max_tiles=4,
+        min_image_tokens=4,
+        max_image_tokens=16,
+        max_num_patches=64,
+    )
+    return _keep(Lfm2VlProcessor(images, tokenizer), folder)
+
+
 def llava_onevision(folder: Path) -> Any:
     from transformers import LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
 

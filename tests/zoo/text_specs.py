@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.zoo import delta_specs
 from tests.zoo.build import WINDOW, Spec
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -13,14 +14,6 @@ GRANITE = {
     "residual_multiplier": 0.8,
     "embedding_multiplier": 1.5,
     "logits_scaling": 2.0,
-}
-# Every other layer a gated delta net, with heads that fill no vector and share keys.
-GATED_DELTA = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 40,
-    "linear_value_head_dim": 24,
 }
 SLIDING_TWICE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 # The host's windows of Cohere's models are one token longer than those of transformers, as these
@@ -70,11 +63,9 @@ YARN = {
 # limit, but not those of single tokens; neither the models' authors nor the host do.
 NO_LIMIT = (0.0, float("inf"))
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
-# The host cannot import the class without torchvision.
-VISION = "failed to be inspected"
-RECURRENT, SPARSE = "recurrent state", "sparse attention"
+SPARSE = "sparse attention"
 
-SPECS = (
+OWN = (
     Spec(
         "AXK1ForCausalLM",
         "A.X K1",
@@ -300,7 +291,6 @@ SPECS = (
         "jamba",
         {"attn_layer_period": 2, "attn_layer_offset": 1, "intermediate_size": 96},
     ),
-    Spec("KimiLinearForCausalLM", "Kimi Linear", "kimi_linear", refused=RECURRENT),
     Spec("LLaMAForCausalLM", "LLaMA 1", "llama", note="loaded as a Llama"),
     Spec("LagunaForCausalLM", "Laguna", "laguna", {**FOUR, "moe_routed_scaling_factor": 2.5}),
     Spec(
@@ -421,7 +411,6 @@ SPECS = (
     Spec("OlmoForCausalLM", "OLMo 1", "olmo"),
     Spec("Olmo2ForCausalLM", "OLMo 2", "olmo2"),
     Spec("Olmo3ForCausalLM", "OLMo 3", "olmo3", FOUR),
-    Spec("OlmoHybridForCausalLM", "OLMo Hybrid", "olmo_hybrid", refused=RECURRENT),
     Spec("OlmoeForCausalLM", "OLMoE", "olmoe", {"intermediate_size": 96}),
     Spec("PhiForCausalLM", "Phi 1.5 and 2", "phi"),
     Spec("Phi3ForCausalLM", "Phi 3 and 4", "phi3"),
@@ -447,23 +436,6 @@ SPECS = (
     Spec("Qwen2MoeForCausalLM", "Qwen2 MoE", "qwen2_moe"),
     Spec("Qwen3ForCausalLM", "Qwen3", "qwen3"),
     Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"),
-    Spec("Qwen3NextForCausalLM", "Qwen3-Next", "qwen3_next", GATED_DELTA, selected=True),
-    Spec("Qwen3_5ForCausalLM", "Qwen3.5", "qwen3_5_text", GATED_DELTA, needs=("torchvision",)),
-    Spec(
-        "Qwen3_5MoeForCausalLM",
-        "Qwen3.5 MoE",
-        "qwen3_5_moe_text",
-        GATED_DELTA,
-        needs=("torchvision",),
-    ),
-    Spec(
-        "Qwen4ExpForCausalLM",
-        "Qwen4 preview",
-        "qwen4_exp_text",
-        refused=RECURRENT,
-        host=VISION,
-        note="its class imports torchvision",
-    ),
     Spec("SeedOssForCausalLM", "Seed-OSS", "seed_oss"),
     Spec("SmolLM3ForCausalLM", "SmolLM3", "smollm3", FOUR),
     Spec("StableLmForCausalLM", "StableLM", "stablelm", {"use_qkv_bias": True}),
@@ -493,3 +465,4 @@ SPECS = (
         },
     ),
 )
+SPECS = (*OWN, *delta_specs.SPECS)

@@ -51,3 +51,4 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.parameter import BasevLLMParameter
+from vllm.third_party.flash_linear_attention.ops.kda import FusedRMSNormGated

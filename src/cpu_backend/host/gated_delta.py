@@ -22,25 +22,6 @@ from cpu_backend.host.seam import When, patch
 )
 def forward(original: Any) -> Any:
     """Projections and norm are the host's modules."""
-    from cpu_backend.attention.states import step_of
-    from cpu_backend.layers import gated_delta
-
-    def core(layer: Any, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        heads = gated_delta.Heads(
-            layer.num_k_heads // layer.tp_size,
-            layer.num_v_heads // layer.tp_size,
-            layer.head_k_dim,
-            layer.head_v_dim,
-        )
-        if (found := step_of(layer)) is None:
-            return mixed.new_zeros(len(mixed), heads.heads, heads.value_dim)
-        step, conv_states, states = found
-        weights = gated_delta.Weights(
-            layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.dt_bias
-        )
-        # The host's last two dimensions are in the other order; the pages are this backend's.
-        states = states.view(len(states), heads.heads, heads.key_dim, heads.value_dim)
-        return gated_delta.attend(mixed, a, b, heads, weights, conv_states, states, step)
 
     def forward_cpu(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         mixed, _ = self.in_proj_qkvz(hidden_states)
@@ -49,10 +30,55 @@ def forward(original: Any) -> Any:
             query, key, value, z, b, a = self.fix_query_key_value_ordering(mixed, gates)
             mixed = torch.cat([part.reshape(len(part), -1) for part in (query, key, value)], dim=1)
         else:
-            channels = (2 * self.key_dim + self.value_dim) // self.tp_size
-            mixed, z = mixed[:, :channels], mixed[:, channels:].unflatten(1, (-1, self.head_v_dim))
+            mixed, z = split(self, mixed)
             b, a = gates.chunk(2, dim=1)
-        result: torch.Tensor = self._output_projection(core(self, mixed, a, b), z)
+        result: torch.Tensor = self._output_projection(core(self, mixed, a, b, heads_of(self)), z)
         return result
 
     return forward_cpu
+
+
+def split(layer: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [tokens, channels], and gates [tokens, heads, head_v_dim]."""
+    channels = (2 * layer.key_dim + layer.value_dim) // layer.tp_size
+    return mixed[:, :channels], mixed[:, channels:].unflatten(1, (-1, layer.head_v_dim))
+
+
+def heads_of(layer: Any) -> Any:
+    from cpu_backend.layers.gated_delta import Heads
+
+    return Heads(
+        layer.num_k_heads // layer.tp_size,
+        layer.num_v_heads // layer.tp_size,
+        layer.head_k_dim,
+        layer.head_v_dim,
+    )
+
+
+def core(
+    layer: Any,
+    mixed: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    heads: Any,
+    *,
+    beta_range: float = 1.0,
+) -> torch.Tensor:
+    """What layers/gated_delta.py computes with a layer of the host's; zeros while the host
+    profiles."""
+    from cpu_backend.attention.states import step_of
+    from cpu_backend.layers import gated_delta
+
+    if (found := step_of(layer)) is None:
+        return mixed.new_zeros(len(mixed), heads.heads, heads.value_dim)
+    step, conv_states, states = found
+    weights = gated_delta.Weights(
+        layer.conv1d.weight,
+        layer.conv1d.bias,
+        layer.A_log.float(),  # OLMo Hybrid's has the model's dtype
+        layer.dt_bias,
+        beta_range,
+    )
+    # The host's last two dimensions are in the other order; the pages are this backend's.
+    states = states.view(len(states), heads.heads, heads.key_dim, heads.value_dim)
+    return gated_delta.attend(mixed, a, b, heads, weights, conv_states, states, step)

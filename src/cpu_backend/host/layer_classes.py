@@ -22,6 +22,7 @@ def register(module: Any) -> None:
         ("RMSNorm", norm.CpuRMSNorm),
         ("GemmaRMSNorm", norm.CpuGemmaRMSNorm),
         ("RMSNormGated", norm.CpuRMSNormGated),
+        ("FusedRMSNormGated", norm.CpuFusedRMSNormGated),
         ("Mixer2RMSNormGated", norm.CpuMixer2RMSNormGated),
         ("SiluAndMul", activation.CpuSiluAndMul),
         ("GeluAndMul", activation.CpuGeluAndMul),

@@ -1,4 +1,5 @@
 """Gated delta nets: causal convolution, then the gated delta rule, both of a whole step at once.
+Kimi's delta attention is one whose keys have a decay for each of their channels.
 
 A decode is a request of one token to both ops, so what a token's layer gives does not depend on
 which requests a step has, nor on where the step before ended (``csrc/kernels/delta_rule.h``).
@@ -36,12 +37,15 @@ class Heads:
 
 @dataclass(frozen=True)
 class Weights:
-    """The layer's own: conv [channels, 1, taps], a_log and dt_bias [heads]."""
+    """The layer's own: conv [channels, 1, taps]; a_log [heads], fp32; dt_bias [heads], or [heads *
+    key_dim] where each channel of the keys decays by itself.  beta lies between 0 and beta_range.
+    """
 
     conv: torch.Tensor
     conv_bias: torch.Tensor | None
     a_log: torch.Tensor
     dt_bias: torch.Tensor
+    beta_range: float = 1.0
 
 
 def attend(
@@ -56,7 +60,8 @@ def attend(
 ) -> torch.Tensor:
     """[tokens, heads, value_dim] of mixed queries, keys and values [tokens, channels].
 
-    a, b [tokens, heads]; conv_states [slots, channels, taps - 1] and states [slots, heads, key_dim,
+    a [tokens, heads], or [tokens, heads, key_dim] where each channel of the keys decays by itself;
+    b [tokens, heads]; conv_states [slots, channels, taps - 1] and states [slots, heads, key_dim,
     value_dim] are changed in the slots of step, the group's ``attention.states.StateMetadata``.
     """
     mixed = torch.ops._C.causal_conv1d_fwd_cpu.default(
@@ -82,5 +87,6 @@ def attend(
         (weights.a_log, weights.dt_bias),
         states,
         (step.query_start_loc, step.slots, step.resumes),
+        weights.beta_range,
     )
     return out

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from cpu_backend import ops
-from cpu_backend.host.bases import GemmaRMSNorm, Mixer2RMSNormGated, RMSNorm, RMSNormGated
+from cpu_backend.host.bases import (
+    FusedRMSNormGated,
+    GemmaRMSNorm,
+    Mixer2RMSNormGated,
+    RMSNorm,
+    RMSNormGated,
+)
 
 
 class CpuRMSNorm(RMSNorm):
@@ -51,6 +57,19 @@ class CpuRMSNormGated(RMSNormGated):
         activation = "sigmoid" if self.activation == "sigmoid" else "silu"
         return ops.gated_rms_norm(
             x, z, self.weight.data, self.eps, gate_first=not self.norm_before_gate, act=activation
+        )
+
+
+class CpuFusedRMSNormGated(FusedRMSNormGated):
+    """The norm of each head's output in Kimi's delta attention."""
+
+    def forward_cpu(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """x, g [tokens, heads, channels]."""
+        if self.weight is None or self.weight.dtype != x.dtype:
+            return self.forward_native(x, g)
+        activation = "sigmoid" if self.activation == "sigmoid" else "silu"
+        return ops.gated_rms_norm(
+            x, g, self.weight.data, self.eps, gate_first=False, act=activation
         )
 
 

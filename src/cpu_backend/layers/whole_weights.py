@@ -57,6 +57,8 @@ def _out_features(layer: Any, shard: Any) -> int | None:
         }
     elif isinstance(layer, MergedColumnParallelLinear):
         sizes = dict(enumerate(layer.output_sizes))
+        if hasattr(layer, "replicated_shard_id"):  # Kimi's, which counts it once for each rank
+            sizes[layer.replicated_shard_id] //= layer.tp_size
     else:
         return int(layer.output_size)
     shards = sizes if shard is None else shard if isinstance(shard, tuple) else (shard,)
