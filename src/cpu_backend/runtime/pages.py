@@ -9,7 +9,6 @@ prompts that touch new pages nor decode steps at 7,000 tokens of context became 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +16,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cpu_backend.runtime import system
+
 # Parameters of mallopt() in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_MADV_REMOVE = 9  # linux/mman.h: what Python's mmap makes, a shared mapping, keeps its pages else
 _MAPPED_BYTES = 128 << 10  # where glibc begins
 _HEAP_BYTES = 32 << 20  # the largest block that glibc takes from its heap of its own accord
 
@@ -31,13 +31,12 @@ def freed_at_once() -> Iterator[None]:
     By itself glibc soon takes blocks of up to 32 MiB from its heap, which keeps the holes: the
     checkpoint's tensors would stay beside the packed weights that replace them one by one.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)  # musl has none and needs none
-    mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
+    system.mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
     try:
         yield
     finally:  # where glibc's adjustment, which a call of mallopt ends, would have arrived
-        mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
-        mallopt(_TRIM_THRESHOLD, 2 * _HEAP_BYTES)
+        system.mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
+        system.mallopt(_TRIM_THRESHOLD, 2 * _HEAP_BYTES)
 
 
 def zero_pages(num_bytes: int) -> torch.Tensor:
@@ -53,9 +52,8 @@ def give_back(tensor: torch.Tensor) -> int:
     tensor: any view; all of its storage is meant.  Returns the bytes, 0 where the system refuses.
     """
     storage = tensor.untyped_storage()
-    address, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
-    refused = ctypes.CDLL(None).madvise(address, size, _MADV_REMOVE)
-    return 0 if refused else storage.nbytes()
+    released = system.release(storage.data_ptr(), storage.nbytes())
+    return storage.nbytes() if released else 0
 
 
 class LazyZeros(TorchFunctionMode):
