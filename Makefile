@@ -134,7 +134,7 @@ export CPU_BACKEND_TEST_REPORT ?= $(CURDIR)/$(REPORT_FILE)
 REPORT = $(PYTHON) -m tests.report
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test slow-test \
+.PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test foreign-compile slow-test \
 	install-test host-test ipex-test aarch64-test lint
 test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
 	@$(REPORT) show
@@ -172,6 +172,7 @@ slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the slow Python
 	@$(call python_tests,slow,slow,)
 	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
 
+TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")
 # $(call kernel_tests,preset,needed tools)
 kernel_tests = $(REPORT) run $(2:%=--needs %) "kernel tests, $(1)" bash -c '$(BIN)/cmake --workflow --preset $(1) \
 	> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }; grep "tests passed" $(STAMPS)/log; \
@@ -185,6 +186,13 @@ foreign-kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel t
 	@$(call kernel_tests,qemu-aarch64,aarch64-linux-gnu-g++ qemu-aarch64-static)
 	@$(call kernel_tests,qemu-s390x,s390x-linux-gnu-g++ qemu-s390x-static)
 	@$(if $(filter x86_64,$(shell uname -m)),$(call kernel_tests,bochs-x86_64,bochs-headless))
+	@$(MAKE) --no-print-directory foreign-compile
+
+# What no machine here can run, so that it can be built where one can.
+foreign-compile: $(STAMPS)/build $(STAMPS)/compiler  ## compile all libraries for s390x, the kernels for macOS
+	@$(REPORT) run --needs s390x-linux-gnu-g++ "libraries for s390x" tests/try_s390x.sh $(TORCH_FOLDER)
+	@$(REPORT) run --needs python-zig "kernels for macOS" bash -c '$(BIN)/cmake --workflow --preset macos \
+		> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }'
 
 # One wheel without a compiler, beside each vLLM in an environment of its own, and `pip install -e`;
 # `pip install .` is what all other tests run on.

@@ -75,6 +75,11 @@ TOOLS = {
     "s390x-linux-gnu-g++": _program(
         "s390x-linux-gnu-g++", "kernels on s390x", "g++-s390x-linux-gnu"
     ),
+    "python-zig": Tool(
+        "whether the kernels compile for macOS",
+        "pip install -r requirements/foreign.txt",
+        lambda: find("python-zig") is not None,
+    ),
     "qemu-s390x-static": _program("qemu-s390x-static", "kernels on s390x", "qemu-user-static"),
     "torchvision": Tool(
         "most models that take images",

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "core/machine.h"
 #include "isa/relax.h"
 
 namespace cpu_backend::collectives {
@@ -21,7 +22,7 @@ constexpr std::chrono::microseconds kYield{500};
 // How often a sleeper looks whether its peers still live.
 constexpr std::chrono::milliseconds kNap{100};
 
-struct alignas(64) Doorbell {
+struct alignas(kCacheLine) Doorbell {
   std::atomic<uint32_t> rings{0};
   std::atomic<uint32_t> sleepers{0};
 

@@ -12,7 +12,6 @@ namespace cpu_backend::collectives {
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "counters are shared by processes");
 
 namespace {
-constexpr int64_t kPage = 4096;
 constexpr int64_t kHeaderBytes = 64;
 constexpr uint64_t kLayout = 1;  // changes with the layout, so that versions never mix
 }  // namespace
@@ -26,7 +25,7 @@ Group::Group(const Options& options)
   const int64_t lane_states = ranks * lanes * static_cast<int64_t>(sizeof(LaneState));
   const int64_t mailboxes = ranks * ranks * static_cast<int64_t>(sizeof(Mailbox));
   mailboxes_at_ = round_up(kHeaderBytes + lane_states, alignof(Mailbox));
-  slots_at_ = round_up(mailboxes_at_ + mailboxes, kPage);
+  slots_at_ = round_up(mailboxes_at_ + mailboxes, kLargestPage);
   mail_slots_at_ = slots_at_ + ranks * lanes * kSlots * kSlotBytes;
   bytes_ = mail_slots_at_ + ranks * ranks * kMailSlots * kMailSlotBytes;
 }

@@ -18,6 +18,7 @@
 
 #include "collectives/doorbell.h"
 #include "collectives/rendezvous.h"
+#include "core/machine.h"
 #include "dispatch/kernel_table.h"
 
 namespace cpu_backend::collectives {
@@ -29,7 +30,7 @@ constexpr int64_t kMailSlots = 64;
 constexpr int64_t kMailSlotBytes = 256 << 10;
 
 // How far one rank is in a lane: every number counts chunks.  Written by that rank alone.
-struct alignas(64) LaneState {
+struct alignas(kCacheLine) LaneState {
   std::atomic<uint64_t> shown;     // its inputs lie in its slots
   std::atomic<uint64_t> summed;    // its part of the sum lies in its slots
   std::atomic<uint64_t> finished;  // it looks at nobody's slots any more
@@ -39,9 +40,9 @@ struct alignas(64) LaneState {
 
 // One ordered pair of ranks; `sent` is the sender's, `taken` the receiver's.
 struct Mailbox {
-  alignas(64) std::atomic<uint64_t> sent;
+  alignas(kCacheLine) std::atomic<uint64_t> sent;
   Doorbell sender;
-  alignas(64) std::atomic<uint64_t> taken;
+  alignas(kCacheLine) std::atomic<uint64_t> taken;
   Doorbell receiver;
 };
 
@@ -100,7 +101,7 @@ class Group {
     std::atomic<int32_t> gone;
     std::atomic<int32_t> abandoned_by;
   };
-  struct alignas(64) Next {  // apart, as every thread writes its own
+  struct alignas(kCacheLine) Next {  // apart, as every thread writes its own
     uint64_t chunk = 0;
   };
 

@@ -1,12 +1,12 @@
 // A barrier for threads that own a core each and meet again within microseconds.
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
+#include "core/machine.h"
 #include "core/slice.h"
 #include "isa/relax.h"
 
@@ -54,15 +54,15 @@ class SpinBarrier {
         if (i < kSpins) {
           relax_cpu();
         } else {
-          sched_yield();
+          std::this_thread::yield();
         }
       }
     }
 
    private:
     static constexpr int kSpins = 4096;
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> generation_{0};
+    alignas(kCacheLine) std::atomic<int> arrived_{0};
+    alignas(kCacheLine) std::atomic<uint32_t> generation_{0};
   };
 
   static constexpr int kGroup = 8;

@@ -2,13 +2,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
-#elif defined(__linux__)
-#include <sys/auxv.h>
-#endif
+
+#include "system/system.h"
 
 namespace cpu_backend {
 
@@ -25,29 +21,17 @@ struct Cpuid {
   }
 };
 
-// The 8 KiB of state that AMX's tiles add to every context switch: Linux grants them only on
-// request (arch_prctl), for all threads to come.
-bool system_grants_tiles() {
-#if defined(__linux__)
-  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-
 // Whether the system saves the registers of `mask` (bits of XCR0) for this process.
 bool system_saves(unsigned mask) {
   constexpr unsigned kXgetbv = 1u << 27, kTiles = 0x60000;
   if (!(Cpuid(1, 0).ecx & kXgetbv)) return false;
   unsigned low, high;
   asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (low & mask) == mask && (!(mask & kTiles) || system_grants_tiles());
+  return (low & mask) == mask && (!(mask & kTiles) || system::grants_tiles());
 }
-#endif
 
-[[maybe_unused]] bool is_set(unsigned long word, int bit) { return word >> bit & 1; }
+bool is_set(unsigned word, int bit) { return word >> bit & 1; }
+#endif
 
 std::vector<Target> find_targets() {
   std::vector<Target> found;
@@ -55,10 +39,9 @@ std::vector<Target> find_targets() {
 #if defined(__x86_64__)
 #define FEATURE(name, leaf, subleaf, reg, bit, mask) \
   const bool name = is_set(Cpuid(leaf, subleaf).reg, bit) && system_saves(mask);
-#elif defined(__linux__)
-#define FEATURE(name, word, bit) const bool name = is_set(getauxval(word), bit);
 #else
-#define FEATURE(name, word, bit) constexpr bool name = false;
+#define FEATURE(name, word, bit, apple_name) \
+  const bool name = system::has_feature(word, bit, apple_name);
 #endif
 // The table has the best last.
 #define TARGET(name, base, flags, features, cpu, areas, what) \

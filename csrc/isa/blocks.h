@@ -22,10 +22,10 @@ CPU_BACKEND_INLINE V lanes_of(V a, V b) {
 // Two words from each of two rows.
 CPU_BACKEND_INLINE VecU load_block(const void* row0, const void* row1) {
   typedef uint64_t Halves __attribute__((vector_size(16)));
-  Halves halves{};
-  __builtin_memcpy(&halves[0], row0, 8);
-  __builtin_memcpy(&halves[1], row1, 8);
-  return (VecU)halves;
+  uint64_t first, second;
+  __builtin_memcpy(&first, row0, sizeof first);
+  __builtin_memcpy(&second, row1, sizeof second);
+  return (VecU)Halves{first, second};
 }
 
 // Four columns of two words each, as two operands.

@@ -8,6 +8,7 @@
 // isa/half.h.
 #pragma once
 
+#include "core/machine.h"
 #include "isa/half.h"
 #include "isa/target.h"
 
@@ -177,7 +178,7 @@ CPU_BACKEND_INLINE VecH narrow_fp16(Vec x) {
 
 // Both bf16 of a word, widened.  A pair lies in memory order, so the first is the low half of the
 // 32-bit value on little-endian machines and the high half on big-endian ones.
-constexpr bool kFirstIsLow = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+constexpr bool kFirstIsLow = kLittleEndian;
 CPU_BACKEND_INLINE Vec first_of_pair(VecU words) {
   return from_bits(kFirstIsLow ? words << 16 : words & 0xffff0000u);
 }

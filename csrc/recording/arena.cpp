@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <mutex>
 
+#include "core/machine.h"
 #include "core/slice.h"
 
 namespace cpu_backend {
 namespace {
 
-constexpr int64_t kAlignment = 64;
 constexpr size_t kChunkBytes = 1 << 20;
 
 // One lock and one table for all arenas: memory of a recording is rarely asked for and given back.
@@ -86,7 +86,7 @@ Arena::~Arena() {
 }
 
 at::DataPtr Arena::allocate(size_t bytes) {
-  const size_t size = round_up(static_cast<int64_t>(std::max<size_t>(bytes, 1)), kAlignment);
+  const size_t size = round_up(static_cast<int64_t>(std::max<size_t>(bytes, 1)), kCacheLine);
   const std::lock_guard guard(lock());
   auto it = free_.lower_bound(size);
   if (it == free_.end()) it = free_.emplace(new_chunk(size));

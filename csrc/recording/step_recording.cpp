@@ -1,12 +1,13 @@
 #include "recording/step_recording.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <pthread.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include "system/system.h"
 
 namespace cpu_backend {
 namespace {
@@ -96,31 +97,6 @@ void for_each_run(const at::Tensor& tensor, const F& f) {
 bool does_nothing_to_data(const std::string& name) {
   return name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0 ||
          name == "aten::detach_";
-}
-
-// By their first versions: those of glibc 2.32 and 2.34 would keep the library from older systems.
-#if defined(__GLIBC__) && defined(__x86_64__)
-#define CPU_BACKEND_FIRST_GLIBC "GLIBC_2.2.5"
-#elif defined(__GLIBC__) && defined(__aarch64__)
-#define CPU_BACKEND_FIRST_GLIBC "GLIBC_2.17"
-#endif
-#ifdef CPU_BACKEND_FIRST_GLIBC
-__asm__(".symver pthread_getattr_np, pthread_getattr_np@" CPU_BACKEND_FIRST_GLIBC);
-__asm__(".symver pthread_attr_getstack, pthread_attr_getstack@" CPU_BACKEND_FIRST_GLIBC);
-#endif
-
-ByteRange stack_of_this_thread() {
-  thread_local const ByteRange stack = [] {
-    pthread_attr_t attributes;
-    void* begin = nullptr;
-    size_t bytes = 0;
-    if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
-      pthread_attr_getstack(&attributes, &begin, &bytes);
-      pthread_attr_destroy(&attributes);
-    }
-    return byte_range(begin, bytes);
-  }();
-  return stack;
 }
 
 }  // namespace
@@ -373,6 +349,8 @@ void StepRecording::put_back(ByteRange constant) {
 // A word of a closure that is the address of memory which lives only during the step must be
 // of memory that the op was given or has allocated.
 void StepRecording::check_pointers(ByteRange closure) {
+  thread_local const ByteRange stack = system::stack_of_this_thread();
+  if (stack.size() == 0) fail("this system does not tell where variables lie");
   const uintptr_t word = sizeof(uintptr_t);
   for (uintptr_t at = round_up(static_cast<int64_t>(closure.begin), word); at + word <= closure.end;
        at += word) {
@@ -380,7 +358,7 @@ void StepRecording::check_pointers(ByteRange closure) {
     std::memcpy(&value, reinterpret_cast<const void*>(at), word);
     const auto* const address = reinterpret_cast<const void*>(value);
     const std::string op = scopes_.empty() ? "a loop" : scopes_.back().op;
-    if (stack_of_this_thread().contains(value)) {
+    if (stack.contains(value)) {
       fail(op + " keeps a pointer to a variable of its own");
     } else if (arena_->owns(address)) {
       const auto block = arena_->block_of(address);

@@ -2,19 +2,13 @@
 
 #include <cstdlib>
 #include <cstring>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
+#include "core/machine.h"
 #include "core/slice.h"
+#include "system/system.h"
 #include "torch_ops/ops.h"
 
 namespace cpu_backend {
-namespace {
-
-constexpr int64_t kLargestPage = 64 * 1024;
-
-}  // namespace
 
 PackedMatrices::PackedMatrices(const at::Tensor& weight, const Pack& pack)
     : PackedMatrices() {  // so that what is packed is released if the next one cannot be
@@ -69,9 +63,7 @@ const PackedMatrices& ConvertedWeight::packed(at::TensorList with,
     matrices_ =
         PackedMatrices(at::from_blob(memory_, sizes_, at::TensorOptions().dtype(dtype_)), pack);
     with_ = with.vec();
-#if defined(__linux__)
-    madvise(memory_, bytes_, MADV_DONTNEED);
-#endif
+    system::discard(memory_, bytes_);
     return matrices_;
   }
   TORCH_CHECK_VALUE(with.size() == with_.size(), "this weight was packed for another product.");

@@ -82,8 +82,8 @@ void by_whole_vectors(const Tensor& to, const Tensor& from, const F& f) {
     }
   });
   if (whole == total) return;
-  alignas(64) char in[kVector * sizeof(float)] = {};
-  alignas(64) char out[kVector * sizeof(float)];
+  alignas(kCacheLine) char in[kVector * sizeof(float)] = {};
+  alignas(kCacheLine) char out[kVector * sizeof(float)];
   const auto rest = static_cast<size_t>((total - whole) * bytes);
   std::memcpy(in, static_cast<const char*>(from.const_data_ptr()) + whole * bytes, rest);
   f(at::from_blob(out, {kVector}, options), at::from_blob(in, {kVector}, options));

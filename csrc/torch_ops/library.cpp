@@ -349,7 +349,7 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
          expand_dflash_inputs);
   define(m, "init_cpu_memory_env(SymInt[] node_ids) -> ()", init_cpu_memory_env, kNoDevice);
 
-#if defined(__linux__)
+#if defined(CPU_BACKEND_COLLECTIVES)
   define(m, "init_shm_manager(str name, int group_size, int rank, int thread_num) -> int",
          init_shm_manager, kNoDevice);
   define(m, "join_shm_manager(int handle, str name) -> str", join_shm_manager, kNoDevice);
@@ -453,7 +453,7 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.def("set_num_threads(int threads) -> ()", set_num_threads);
   m.def("bind_memory(int[] nodes) -> str", bind_memory);
   m.def("describe() -> str", describe);
-#if defined(__linux__)
+#if defined(CPU_BACKEND_COLLECTIVES)
   m.def("abandon_groups() -> ()", abandon_groups);
 #endif
 }

@@ -15,6 +15,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/machine.h"
 #include "core/slice.h"
 #include "dispatch/kernel_table.h"
 #include "recording/step_recording.h"
@@ -48,7 +49,7 @@ inline float* thread_scratch(int64_t floats) {
   thread_local int64_t capacity = 0;
   if (floats > capacity) {
     capacity = round_up(floats, 1024);
-    buffer.reset(static_cast<float*>(std::aligned_alloc(64, capacity * sizeof(float))));
+    buffer.reset(static_cast<float*>(std::aligned_alloc(kCacheLine, capacity * sizeof(float))));
     TORCH_CHECK(buffer, "out of memory for ", capacity * sizeof(float), " bytes of scratch.");
   }
   return buffer.get();

@@ -6,15 +6,14 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 
+#include "core/machine.h"
 #include "core/slice.h"
+#include "system/system.h"
 
 namespace cpu_backend {
 
@@ -24,11 +23,10 @@ class WeightMemory {
   static at::Tensor allocate(int64_t count, const at::TensorOptions& options) {
     static auto& memory = *new WeightMemory;
     const int64_t bytes = count * static_cast<int64_t>(options.dtype().itemsize());
-    return memory.take(round_up(std::max<int64_t>(bytes, 1), kAlignment), count, options);
+    return memory.take(round_up(std::max<int64_t>(bytes, 1), kCacheLine), count, options);
   }
 
  private:
-  static constexpr int64_t kAlignment = 64;
   static constexpr int64_t kHugePage = int64_t{2} << 20;
   static constexpr int64_t kChunkBytes = 16 * kHugePage;
 
@@ -39,9 +37,7 @@ class WeightMemory {
     explicit Chunk(int64_t bytes)
         : data(static_cast<char*>(std::aligned_alloc(kHugePage, bytes))), size(bytes) {
       TORCH_CHECK_WITH(OutOfMemoryError, data, "out of memory for ", bytes, " bytes of weights.");
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-      madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);  // small pages work as well
-#endif
+      system::advise_large_pages(data, static_cast<size_t>(bytes));
     }
     Chunk(const Chunk&) = delete;
     Chunk& operator=(const Chunk&) = delete;

@@ -46,6 +46,7 @@ class Server:
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         self.folder: Path | None = None  # to start it in, unless in the current one
         self.program = [sys.executable, VLLM]
+        self.start_seconds = START_SECONDS
         self._arguments = ["serve", model, "--device", "cpu", *address, *arguments]
 
     def __enter__(self) -> Server:
@@ -58,7 +59,7 @@ class Server:
                 env=environment(**self.environ),
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while not self._healthy():
             assert self.process.poll() is None, self.log()[-4000:]
             assert time.monotonic() < deadline, self.log()[-4000:]

@@ -14,7 +14,7 @@ endfunction()
 
 # These are compiled for the baseline only, and some need threads: the same on every CPU, so that
 # for x86 the native run has them.
-set(baseline_areas barrier half plan collectives)
+set(baseline_areas barrier half plan collectives system)
 list(REMOVE_ITEM areas dispatch ${baseline_areas})
 if(NOT bochs)
   foreach(area IN LISTS baseline_areas)

@@ -291,6 +291,3 @@ def test_apply_warns_once_where_forbidden(
     assert "nobind" in record.message
 
 
-def test_apply_without_the_system_call(monkeypatch: pytest.MonkeyPatch, arm: FakeMachine) -> None:
-    monkeypatch.delattr(os, "sched_setaffinity")
-    assert threads.apply(plan(arm)) is False

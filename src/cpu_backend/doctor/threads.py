@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +10,13 @@ from pathlib import Path
 from cpu_backend.doctor.finding import Finding, note, ok, told
 from cpu_backend.errors import ConfigError
 from cpu_backend.info import binding_of
+from cpu_backend.runtime import system
 from cpu_backend.runtime.cgroup import read_throttled
 from cpu_backend.runtime.plan import Machine, ThreadPlan, ThreadSettings
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.runtime.sysfs import PROCFS, SYSFS, format_cpu_list
 from cpu_backend.runtime.topology import DECLARED_ENV, Topology, read_limits, read_topology
 
-# Numbers of the system call set_mempolicy.
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "s390x": 270}
 RIGHTS = "docker run --cap-add SYS_NICE, or a seccomp profile that allows it"
 
 
@@ -59,28 +56,10 @@ def read(
         plan,
         mistake,
         read_throttled(sysfs, procfs),
-        _may_bind_threads(),
-        _may_bind_memory(),
+        system.may_bind_threads(),
+        system.may_bind_memory(),
         tuple(table.describe()),
     )
-
-
-def _may_bind_threads() -> bool | None:
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    try:
-        os.sched_setaffinity(0, os.sched_getaffinity(0))
-    except OSError:
-        return False
-    return True
-
-
-def _may_bind_memory() -> bool | None:
-    """Asks for the default policy, which every process begins with."""
-    number = SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        return None
-    return ctypes.CDLL(None).syscall(number, 0, None, ctypes.c_ulong(0)) == 0
 
 
 def judge(facts: Facts) -> Iterator[Finding]:

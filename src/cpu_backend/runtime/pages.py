@@ -9,7 +9,6 @@ prompts that touch new pages nor decode steps at 7,000 tokens of context became 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +16,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cpu_backend.runtime import system
+
 # Parameters of mallopt() in glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_MADV_REMOVE = 9  # linux/mman.h: what Python's mmap makes, a shared mapping, keeps its pages else
 _MAPPED_BYTES, _MAPPED_BLOCKS = 128 << 10, 1 << 16  # where glibc begins, and how many it makes
 _KEPT_BYTES = 1 << 30  # of the heap, for the next step's activations
 
@@ -34,14 +34,13 @@ def freed_at_once() -> Iterator[None]:
     Afterwards the heap gives every block and keeps it: a step of thousands of tokens asks for the
     same large activations again, and new pages for them took a tenth of an encoder's time.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)  # musl has none and needs none
-    mallopt(_MMAP_MAX, _MAPPED_BLOCKS)
-    mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
+    system.mallopt(_MMAP_MAX, _MAPPED_BLOCKS)
+    system.mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
     try:
         yield
     finally:
-        mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        system.mallopt(_MMAP_MAX, 0)
+        system.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def zero_pages(num_bytes: int) -> torch.Tensor:
@@ -57,9 +56,8 @@ def give_back(tensor: torch.Tensor) -> int:
     tensor: any view; all of its storage is meant.  Returns the bytes, 0 where the system refuses.
     """
     storage = tensor.untyped_storage()
-    address, size = ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes())
-    refused = ctypes.CDLL(None).madvise(address, size, _MADV_REMOVE)
-    return 0 if refused else storage.nbytes()
+    released = system.release(storage.data_ptr(), storage.nbytes())
+    return storage.nbytes() if released else 0
 
 
 class LazyZeros(TorchFunctionMode):

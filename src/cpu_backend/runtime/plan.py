@@ -12,6 +12,7 @@ from functools import cache, cached_property
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
+from cpu_backend.runtime import system
 from cpu_backend.runtime.sysfs import format_cpu_list, parse_cpu_list
 from cpu_backend.runtime.topology import (
     DECLARED_ENV,
@@ -129,7 +130,7 @@ class Machine:
 @cache
 def _first_affinity() -> frozenset[int] | None:
     """A forked process inherits the answer with the rest of its memory."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return system.allowed_cpus()
 
 
 def cpus_apart(machine: Machine, computing: Collection[int]) -> frozenset[int]:

@@ -4,11 +4,10 @@ The worker applies its rank's plan to the main thread before OpenMP starts and h
 ``ThreadPlan.cpus`` to the native library, which binds each OpenMP thread.
 """
 
-import contextlib
 import logging
-import os
 from collections.abc import Sequence
 
+from cpu_backend.runtime import system
 from cpu_backend.runtime.plan import BIND_ENV, Machine, ThreadPlan, cpus_apart
 from cpu_backend.runtime.reservations import Reservation, Reservations
 from cpu_backend.runtime.sysfs import format_cpu_list
@@ -50,17 +49,14 @@ def apply(plan: ThreadPlan) -> bool:
     Returns whether the mask was set. Where a container or the platform forbids it, the rank still
     computes correctly, so that costs one warning and nothing else.
     """
-    if not plan.process_cpus or not hasattr(os, "sched_setaffinity"):
-        return False
     try:
-        os.sched_setaffinity(0, plan.process_cpus)
+        return bool(plan.process_cpus) and system.bind_thread(plan.process_cpus)
     except OSError as error:
         logger.warning(
             f"Threads stay unbound, as the system refused CPUs {format_cpu_list(plan.process_cpus)}"
             f" ({error}): allow sched_setaffinity in the container, or set {BIND_ENV}=nobind."
         )
         return False
-    return True
 
 
 def step_aside(
@@ -72,17 +68,8 @@ def step_aside(
     started by a compute thread and would share its CPU.  Returns where they went; empty where no
     CPU is left, which leaves them to the system.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return frozenset()
     apart = cpus_apart(machine, (table or Reservations()).computing())
     if inherited_from is not None and not apart:
         apart = machine.limits.cpus  # any CPU is better than one that is always busy
-    moved = False
-    for entry in os.listdir("/proc/self/task") if apart else ():
-        with contextlib.suppress(OSError):  # a thread that has ended, or a system that refuses
-            if inherited_from is None or (
-                int(entry) != os.getpid() and os.sched_getaffinity(int(entry)) == {inherited_from}
-            ):
-                os.sched_setaffinity(int(entry), apart)
-                moved = True
+    moved = bool(apart) and system.move_threads(apart, inherited_from)
     return apart if moved else frozenset()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
+from cpu_backend.runtime import system
 from cpu_backend.runtime.cgroup import read_cpu_quota, read_cpuset
 from cpu_backend.runtime.sysfs import (
     PROCFS,
@@ -126,8 +127,8 @@ def read_limits(
     """
     online = frozenset(topology.by_id)
     if affinity is None:
-        affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else online
-    mask = online & frozenset(affinity)
+        affinity = system.allowed_cpus()
+    mask = online if affinity is None else online & frozenset(affinity)
     cpuset = read_cpuset("cpus", sysfs, procfs)
     mems = read_cpuset("mems", sysfs, procfs)
     allowed = (node.id for node in topology.nodes if node.home is None or node.home in mems)
@@ -146,7 +147,9 @@ def read_machine_memory(procfs: Path = PROCFS) -> Memory:
     if memory is not None:
         return memory
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    pages, free = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_AVPHYS_PAGES")
+    pages = os.sysconf("SC_PHYS_PAGES")
+    # macOS does not tell what is free; what lies in caches can be had as well.
+    free = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else pages
     return Memory(pages * page_bytes, free * page_bytes)
 
 

@@ -1,0 +1,26 @@
+// What differs between CPUs and operating systems and is known when this is compiled: the order of
+// bytes, the unit in which caches exchange memory, and the largest page.
+#pragma once
+
+#include <cstdint>
+
+namespace cpu_backend {
+
+static_assert(sizeof(void*) == 8, "32-bit systems are not served.");
+
+constexpr bool kLittleEndian = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+
+// What two threads write stands as far apart.
+#if defined(__s390x__)
+constexpr int64_t kCacheLine = 256;
+#elif defined(__APPLE__) && defined(__aarch64__)
+constexpr int64_t kCacheLine = 128;
+#else
+constexpr int64_t kCacheLine = 64;
+#endif
+
+// Arm's kernels have pages of 4, 16 (Apple) or 64 KiB, others of 4: what is aligned to this, and as
+// large as a multiple of it, consists of whole pages on all of them.
+constexpr int64_t kLargestPage = 64 * 1024;
+
+}  // namespace cpu_backend
