@@ -56,7 +56,8 @@ def main() -> int:
             with ThreadPoolExecutor() as pool:
                 beside, other = pool.map(ask, [QUESTION, OTHER_QUESTION])
             say(f"at once: {beside} | {other}")
-            print(*(line for line in server.log().splitlines() if "cpu_backend: " in line), sep="\n")
+            lines = server.log().splitlines()
+            print(*(line for line in lines if "cpu_backend: " in line), sep="\n")
     right = EXPECTED in alone and OTHER_EXPECTED in other and beside == alone
     return 0 if right else 1
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # try_aarch64.sh TORCH VLLM: what the owner of an ARM server would do, on an emulated one.  Builds the
-# wheel with a cross compiler, installs it beside torch and the host for ARM into build/aarch64, runs
-# tests of the ops there for as long as AARCH64_SECONDS (600) and asks the demo model a question.
+# wheel with a cross compiler, installs it beside torch and the host for ARM into build/aarch64, asks
+# the demo model a question, in one process and over HTTP, and runs tests of the ops there for as long
+# as AARCH64_SECONDS (600).
 # Every part prints its seconds.  Needs .venv, whose versions of the host's packages it takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,6 +21,14 @@ arm -m cpu_backend.info | grep -E "^(version|instruction set|built for torch) "
 part "installing it, and what it says of this CPU"
 arm -m tests.ask "$("$python" -m cpu_backend.demo_model)"
 part "question"
+# Loaded with rounded weights, and from a GGUF file; the server is emulated, who asks it is not.
+ask_server() { "$python" -m tests.ask_server "$root/usr/bin/python" "$@"; }
+ask_server "$("$python" -m cpu_backend.demo_model)" --quantization cpu_int8
+part "server, cpu_int8"
+mkdir -p build/aarch64/gguf
+ask_server "$("$python" -c 'from pathlib import Path; from cpu_backend.demo_model import fetch
+folder = Path("build/aarch64/gguf"); print(fetch.fetch_gguf(folder, folder / "LICENSE"))')"
+part "server, GGUF file"
 # Beginning with what every model needs; the first that fails ends the run, and so does the time.
 names=(norm linear attention kv_cache rope activation elementwise sample quant_linear gguf_layer experts
   latent_attention step_recording)

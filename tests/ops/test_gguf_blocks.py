@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import gguf
 import numpy as np
 import pytest
@@ -60,6 +62,22 @@ def test_the_other_byte_order(kind: BlockType) -> None:
         swapped[..., at : at + 2] = swapped[..., at : at + 2].flip(-1)
     found = blocks.dequantize(kind, swapped.view(3, -1), order=">")
     assert torch.equal(found, reference(kind, raw))
+
+
+@pytest.mark.parametrize("kind", [k for k in BLOCK_TYPES.values() if k.elements == 1], ids=str)
+def test_plain_numbers_of_both_byte_orders_on_machines_of_both(
+    kind: BlockType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = random_blocks(kind, 3, 512)
+    swapped = raw.view(3, -1, kind.nbytes).flip(-1).view(3, -1)
+    expected = reference(kind, raw)
+    mine, others = ("<", ">") if sys.byteorder == "little" else (">", "<")
+    assert torch.equal(blocks.dequantize(kind, raw, mine), expected)
+    assert torch.equal(blocks.dequantize(kind, swapped, others), expected)
+    # Where the machine's order is said to be the other, files of this one's are swapped.
+    monkeypatch.setattr(sys, "byteorder", "big" if sys.byteorder == "little" else "little")
+    assert torch.equal(blocks.dequantize(kind, swapped, mine), expected)
+    assert torch.equal(blocks.dequantize(kind, raw, others), expected)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 17, 256), (5, 33, 512), (50, 70, 1024)])

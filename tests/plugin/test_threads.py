@@ -289,5 +289,3 @@ def test_apply_warns_once_where_forbidden(
     (record,) = caplog.records
     assert "0-3" in record.message
     assert "nobind" in record.message
-
-
