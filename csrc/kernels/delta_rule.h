@@ -149,6 +149,7 @@ CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, KeySums<kVectors>&
                                    Decay decay, float beta, const T* value, const S* from, S* to,
                                    T* out, int lanes) {
   const int n = kVectors > 1 ? kLanes : lanes;
+  const int64_t row = args.value_dim;  // for all the compiler knows, a store could change args
   Vec delta[kVectors], results[kVectors] = {};
   for (int c = 0; c < kVectors; ++c)
     delta[c] =
@@ -157,7 +158,7 @@ CPU_BACKEND_INLINE void delta_step(const DeltaRuleArgs& args, KeySums<kVectors>&
   sums = {};
   for_each_key(args.key_dim, [&](int64_t k, int part) CPU_BACKEND_LAMBDA {
     for (int c = 0; c < kVectors; ++c) {
-      const int64_t at = k * args.value_dim + c * kLanes;
+      const int64_t at = k * row + c * kLanes;
       const Vec state = load_n(from + at, n) * decay.of(k) + delta[c] * key[k];
       store_n(to + at, state, n);
       results[c] = state * query[k] + results[c];
