@@ -56,12 +56,13 @@ def reference_logprobs(load_reference: Callable[[], Any]) -> Callable[[list[int]
 
 @pytest.fixture(scope="module")
 def engine(model_path: str) -> Iterator[Offline]:
-    """fp32, steps recorded, and no more than four requests at once."""
+    """fp32, steps recorded, no more than four requests and 256 tokens at once."""
     with Offline(
         model_path,
         dtype="float32",
         max_model_len=1024,
         max_num_seqs=4,
+        max_num_batched_tokens=256,
         scheduling_policy="priority",
         disable_log_stats=False,
     ) as running:

@@ -35,6 +35,13 @@ def test_n_answers_are_those_of_consecutive_seeds(engine: Offline) -> None:
     assert len({tuple(one.token_ids) for one in together}) == 3
 
 
+def test_a_seed_chooses_the_same_after_a_prompt_in_chunks(engine: Offline) -> None:
+    prompt = "What we know of the river: " + "it goes on and on, " * 100
+    in_chunks = answer(engine, prompt, seed=7, temperature=1.0, max_tokens=8)
+    from_the_cache = answer(engine, prompt, seed=7, temperature=1.0, max_tokens=8)
+    assert in_chunks.token_ids == from_the_cache.token_ids
+
+
 def test_beams_are_scored_as_in_transformers_and_beat_greedy(
     engine: Offline, tokenizer: Any, reference_logprobs: Callable[[list[int]], torch.Tensor]
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group
@@ -107,6 +110,27 @@ class CPUModelRunner(HostCPUModelRunner):
             and providers.replayable()
             and config.kv_transfer_config is None
         )
+
+    @contextlib.contextmanager
+    def _only_finished_prompts(self) -> Iterator[None]:
+        """The requests whose prompt goes on after this step have no generator meanwhile: the token
+        that is drawn for them is thrown away.  The host turns their generators back, which those
+        of CPUs cannot do."""
+        generators = self.input_batch.generators
+        going_on = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])
+        hidden = {row: generators.pop(row) for row in going_on.tolist() if row in generators}
+        try:
+            yield
+        finally:
+            generators.update(hidden)
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        with self._only_finished_prompts():
+            return super()._sample(*args, **kwargs)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        with self._only_finished_prompts():
+            return super()._bookkeeping_sync(*args, **kwargs)
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The host's; whether this step has any is kept: some models change what they hold for
