@@ -50,14 +50,22 @@ def mixture(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def shallow(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with eight layers, which are enough where tokens are compared."""
+    folder = tmp_path_factory.mktemp("shallow")
+    write_even_heads(Path(model_path), folder / "even", layers=8)
+    return write_mixture(folder / "even", folder / "mixture")
+
+
+@pytest.fixture(scope="module")
 def short(prompts: list[list[int]]) -> list[list[int]]:
     return [ids for ids in prompts if len(ids) <= 200]
 
 
 @pytest.fixture(scope="module")
-def wanted(mixture: Path, short: list[list[int]]) -> list[list[int]]:
+def wanted(shallow: Path, short: list[list[int]]) -> list[list[int]]:
     """Greedy fp32 tokens of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(shallow, dtype=torch.float32)
     return greedy_tokens(model, short)
 
 
@@ -71,10 +79,10 @@ def wanted(mixture: Path, short: list[list[int]]) -> list[list[int]]:
     ids=["one rank", "halves of experts", "half of the experts"],
 )
 def test_fp32_tokens_equal_transformers(
-    options: dict[str, Any], mixture: Path, short: list[list[int]], wanted: list[list[int]]
+    options: dict[str, Any], shallow: Path, short: list[list[int]], wanted: list[list[int]]
 ) -> None:
     job = {
-        "engine": {"model": str(mixture), "dtype": "float32", "max_model_len": 2048, **options},
+        "engine": {"model": str(shallow), "dtype": "float32", "max_model_len": 2048, **options},
         "batches": [short, *[[ids] for ids in short]],
         "sampling": {"max_tokens": NEW_TOKENS},
     }
@@ -91,10 +99,10 @@ def test_fp32_tokens_equal_transformers(
     ],
 )
 def test_other_providers_of_experts_give_the_same_tokens(
-    provider: str, mixture: Path, short: list[list[int]], wanted: list[list[int]]
+    provider: str, shallow: Path, short: list[list[int]], wanted: list[list[int]]
 ) -> None:
     job = {
-        "engine": {"model": str(mixture), "dtype": "float32", "max_model_len": 2048},
+        "engine": {"model": str(shallow), "dtype": "float32", "max_model_len": 2048},
         "batches": [short],
         "sampling": {"max_tokens": NEW_TOKENS},
     }
@@ -107,13 +115,13 @@ def test_other_providers_of_experts_give_the_same_tokens(
 @pytest.mark.parametrize("options", [[], ["--enable-expert-parallel"]], ids=["halves", "half"])
 def test_replicas_compute_the_experts_of_each_others_requests(
     options: list[str],
-    mixture: Path,
+    shallow: Path,
     short: list[list[int]],
     wanted: list[list[int]],
     tmp_path: Path,
 ) -> None:
     options = ["-dp", "2", "--dtype", "float32", "--max-model-len", "2048", *options]
-    with Server(str(mixture), tmp_path / "log", *options) as server:
+    with Server(str(shallow), tmp_path / "log", *options) as server:
         assert server.tokens(short[0]) == wanted[0]  # beside a replica without work
         with ThreadPoolExecutor(len(short)) as clients:
             assert list(clients.map(server.tokens, short)) == wanted
