@@ -27,7 +27,15 @@ from tokenizers import Tokenizer, models
 
 from benchmarks.compare.environments import Environments, SetupError
 from benchmarks.compare.process import Runner, RunnerError
-from benchmarks.turns import OURS, start_probe, start_runner, start_vllm, summary, threads
+from benchmarks.turns import (
+    OURS,
+    named_python,
+    start_probe,
+    start_runner,
+    start_vllm,
+    summary,
+    threads,
+)
 
 VOCABULARY = 30522
 CONTEXT = 512
@@ -187,13 +195,6 @@ def report(values: dict[str, list[float]], cosines: dict[str, float], limit: flo
         print(f"{line}, cosine {cosines[peer]:.5f}", flush=True)
 
 
-def parse_python(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
-    if not Path(path).is_file():
-        raise argparse.ArgumentTypeError(f"'{text}': write ENVIRONMENT=PYTHON, an interpreter")
-    return name, Path(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.encoders",
@@ -206,7 +207,7 @@ def main() -> None:
     parser.add_argument("--wall", action="store_true", help="all cores and the clock")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/cpu_backend/peers"))
     parser.add_argument(
-        "--python", action="append", default=[], type=parse_python, metavar="ENVIRONMENT=PYTHON"
+        "--python", action="append", default=[], type=named_python, metavar="ENVIRONMENT=PYTHON"
     )
     options = parser.parse_args()
     if unknown := set(options.shapes) - set(SHAPES):

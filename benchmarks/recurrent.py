@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.process import Runner, RunnerError
-from benchmarks.turns import OURS, start_probe, start_vllm, summary
+from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary
 
 PROMPT = 1024
 STEPS = 32
@@ -303,13 +303,6 @@ def report(
             )
 
 
-def parse_beside(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
-    if not Path(path).is_file():
-        raise argparse.ArgumentTypeError(f"'{text}': write NAME=PYTHON, an interpreter with vLLM")
-    return name, Path(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recurrent",
@@ -318,7 +311,7 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument(
-        "--beside", action="append", default=[], type=parse_beside, metavar="NAME=PYTHON"
+        "--beside", action="append", default=[], type=named_python, metavar="NAME=PYTHON"
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--wall", action="store_true", help="all cores and the clock")

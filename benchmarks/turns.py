@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from contextlib import ExitStack
@@ -57,3 +58,11 @@ def start_probe(stack: ExitStack, log: Path, *, wall: bool) -> Runner:
 def summary(values: list[float], form: str) -> str:
     """Median and range."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def named_python(text: str) -> tuple[str, Path]:
+    """For argparse: "NAME=PYTHON"."""
+    name, _, path = text.partition("=")
+    if not Path(path).is_file():
+        raise argparse.ArgumentTypeError(f"'{text}': write NAME=PYTHON, an interpreter")
+    return name, Path(path)
