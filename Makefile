@@ -190,7 +190,7 @@ foreign-kernel-test: $(STAMPS)/build $(STAMPS)/compiler  ## run the C++ kernel t
 
 # What no machine here can run, so that it can be built where one can.
 foreign-compile: $(STAMPS)/build $(STAMPS)/compiler  ## compile all libraries for s390x, the kernels for macOS
-	@$(REPORT) run --needs s390x-linux-gnu-g++ "libraries for s390x" tests/try_s390x.sh $(TORCH_FOLDER)
+	@$(REPORT) run --needs s390x-linux-gnu-g++ "libraries for s390x" tests/try_s390x.sh "$(TORCH_FOLDER)"
 	@$(REPORT) run --needs python-zig "kernels for macOS" bash -c '$(BIN)/cmake --workflow --preset macos \
 		> $(STAMPS)/log 2>&1 || { cat $(STAMPS)/log >&2; exit 1; }'
 
