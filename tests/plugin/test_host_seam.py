@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -145,6 +146,51 @@ def test_a_replacement_is_of_its_originals_kind() -> None:
     assert Owner.plain.__doc__ == "Said."
     assert Owner.static("a") == Owner().static("a") == "aa"
     assert Owner.of_class("a") == "Owner aOwner a"
+
+
+MODELS = """
+import sys
+from cpu_backend import host
+host.prepare_process()
+host.prepare_model()
+from vllm.model_executor.models.registry import ModelRegistry
+names = {getattr(model, "module_name", "") for model in ModelRegistry.models.values()}
+print(len(names), *names & sys.modules.keys())
+"""
+
+
+def test_no_model_is_imported_for_its_change() -> None:
+    """A change waits until the host imports what it changes, as it does for the model it serves:
+    another may need what this machine does not have."""
+    done = subprocess.run(
+        [sys.executable, "-c", MODELS], capture_output=True, text=True, timeout=120, check=True
+    )
+    known, *imported = done.stdout.split()
+    assert int(known) > 100
+    assert not imported
+
+
+FUNCTION = """
+from cpu_backend import host
+host.prepare_process()
+from numba import njit
+@njit(cache=True)
+def double(number):
+    return 2 * number
+print(double(21))
+"""
+
+
+def test_numba_goes_on_without_a_folder(tmp_path: Path) -> None:
+    """Code from a string has none beside it, and what is no folder cannot be a user's cache."""
+    file = tmp_path / "no_folder"
+    file.touch()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(file), "NUMBA_CACHE_DIR": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", FUNCTION], env=environment, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert done.stdout.split() == ["42"], done.stderr
 
 
 def test_a_host_with_one_difference_is_left_alone(

@@ -11,7 +11,7 @@ import functools
 import importlib
 import pkgutil
 
-from cpu_backend.host import in_tree_platform, process
+from cpu_backend.host import in_tree_platform, numba_cache, process
 from cpu_backend.host.seam import When, apply, differences
 
 __all__ = ["check", "prepare_model", "prepare_process", "replace_in_tree_platform"]
@@ -42,6 +42,7 @@ def prepare_process() -> None:
     """Change the host in this process, before it has imported its Triton layer."""
     declare()
     process.prepare()
+    numba_cache.make_optional()
     apply(When.STARTING)
 
 

@@ -34,8 +34,9 @@ IMPORT = re.compile(r"^ *from (vllm[\w.]*) import (?:\(([^)]*)\)|([^\n(]+))", re
 
 
 class When(enum.Enum):
-    """STARTING: in every process, as soon as the host has imported the module.  COMPUTING: in the
-    processes that compute, before they make a model."""
+    """STARTING: in every process.  COMPUTING: in the processes that compute, from before they make
+    a model.  Either way as soon as the host has imported the module: none is imported for its
+    change, as one model's may need what a machine has not that serves another."""
 
     STARTING = enum.auto()
     COMPUTING = enum.auto()
@@ -115,13 +116,8 @@ def changes() -> tuple[Change, ...]:
 def apply(when: When) -> None:
     """Do what is declared for that time.  Once each: callers see to that."""
     for one in _changes:
-        if one.when is not when:
-            continue
-        name = source.host().first(one.modules)
-        if when is When.COMPUTING:
-            one.act(importlib.import_module(name))
-        else:
-            when_loaded(name, one.act)
+        if one.when is when:
+            when_loaded(source.host().first(one.modules), one.act)
 
 
 def load(modules: Modules) -> Any:
