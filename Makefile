@@ -150,8 +150,8 @@ new-report: $(STAMPS)/venv
 # $(call python_tests,which,markers,options)
 python_tests = HF_HUB_OFFLINE=1 $(REPORT) run "Python tests, $(1)" \
 	$(BIN)/python -m pytest -m "$(2)" $(3) $(ARGS)
-# Of the quick tests two files at a time: most wait for one thread of a server that starts.  More
-# would take a lot of memory; the slow ones compute with all CPUs, and gain nothing.
+# Two files at a time: most wait for one thread of a server that starts.  More would take a lot of
+# memory.
 SIDE_BY_SIDE = -n 2 --no-loadscope-reorder
 # $(call op_tests,instruction sets): all but what starts processes and sets theirs
 op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$isa" \
@@ -169,7 +169,7 @@ python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray $(STAMPS)/zentorch  #
 	@$(call op_tests,$(USUAL_TARGET))
 
 slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the slow Python tests (ARGS= for pytest)
-	@$(call python_tests,slow,slow,)
+	@$(call python_tests,slow,slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
 
 TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,4 +179,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # head reads as much as it wants
     sys.exit(main())

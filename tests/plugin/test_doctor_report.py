@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,18 @@ def test_area_that_cannot_be_examined_does_not_hide_the_others(
     said = {finding.about: finding.says for finding in doctor.examine()}
     assert "ZeroDivisionError" in said["processor"]
     assert "port" in said
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["info", "--check"], ["info", "--plan"], ["host"]])
+def test_reports_may_be_read_in_part(arguments: list[str]) -> None:
+    name, *options = arguments
+    command = [sys.executable, "-m", f"cpu_backend.{name}", *options]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert done.returncode == -signal.SIGPIPE
+    assert "Error" not in done.stderr
 
 
 def check(
