@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from tools import cgroup
+
 NEED_ALL = "CPU_BACKEND_NEED_TOOLS"
 # System programs that a user's PATH often leaves out.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -53,6 +55,12 @@ TOOLS = {
         "ranks on two machines",
         "run as root, with CAP_SYS_ADMIN",
         _can_make_network_namespaces,
+        installable=False,
+    ),
+    "control groups": Tool(
+        "limits of memory and CPU time",
+        "run as root where control groups of version 1 can be written",
+        cgroup.can_be_made,
         installable=False,
     ),
     "setpriv": _program("setpriv", "servers of two users on one machine", "util-linux"),

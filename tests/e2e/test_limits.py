@@ -1,0 +1,32 @@
+"""A container's limits of memory and CPU time, which the kernel enforces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import engine
+from tools import cgroup
+
+MIB = 1 << 20
+AS_SIZED = ["env", "-u", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL=INFO"]
+LENGTH = 1024
+
+
+@pytest.mark.slow
+@pytest.mark.needs("control groups")
+def test_a_full_kv_cache_fits_the_memory_of_a_container(model_path: str, tmp_path: Path) -> None:
+    """Its size is what the limit leaves, and every page of it is written."""
+    prompts = [[1000 + i, *range(500, 499 + LENGTH)] for i in range(24)]
+    job = {
+        "engine": {"model": model_path, "max_model_len": LENGTH + 4},
+        "batches": [prompts],
+        "sampling": {"max_tokens": 4},
+    }
+    with cgroup.limited(1300 * MIB, 1) as program:
+        [answers], log = engine.run_by([*program, *AS_SIZED], job, tmp_path)
+    [sized] = [line for line in log.splitlines() if "cpu_backend: KV cache holds" in line]
+    print(sized)
+    assert "by the memory limit of the container (cgroup)" in sized
+    assert [len(answer["tokens"]) for answer in answers] == [4] * len(prompts)
