@@ -1,21 +1,19 @@
 """Prompts and decoding with multi-head latent attention at long contexts, beside other engines.
 
-``python -m benchmarks.latent [--layers 2] [--rounds 3] [--wall] [--cache auto fp8_e4m3 ...]
-[--beside NAME=PYTHON] [--llama-cpp PYTHON]``
+``python -m benchmarks.latent [--cache auto fp8 ...] [--beside NAME=PYTHON] [--context 8192]
+[--layers 2] [--rounds 3] [--wall]``
 
 The model has the shape of DeepSeek-V2-Lite, cut to its first layers, of which one has no experts,
 and to a vocabulary of 32,000, with random weights.  It runs on this project with each kind of
-latent cache, on the vLLM of each interpreter that ``--beside`` names, and on llama.cpp, with
-queries through a bottleneck of as many weights as the projection that they have here, because
-llama.cpp takes a model of so few layers for DeepSeek-V2.  All engines are alive at once, each in
-one process with one thread, and what counts is CPU time, which neighbours disturb least;
-``--wall`` takes every core and the clock instead.
+latent cache, and on the vLLM of each interpreter that ``--beside`` names.  All engines are alive at
+once, each in one process with one thread, and what counts is CPU time, which neighbours disturb
+least; ``--wall`` takes every core and the clock instead.
 
-Reported: tokens/s of prompts and the share of the machine's fp32 multiply-adds that this is
-(products of bf16 may exceed it), with attention counted in the expanded form, which needs the
-fewest; milliseconds of a decode step of one request and of several, each after a context of its
-own, and the bytes of weights and latents in it, each latent once and in the type of the cache, as a
-share of the read bandwidth probed between the turns.
+Reported: tokens/s of prompts of a quarter of the context and of all of it, and the share of the
+machine's fp32 multiply-adds that this is (products of bf16 may exceed it), with attention counted
+in the expanded form, which needs the fewest; milliseconds of a decode step of one request and of
+four, each after a context of its own, and the bytes of weights and latents in it, each latent once
+and in the type of the cache, as a share of the read bandwidth probed between the turns.
 """
 
 from __future__ import annotations
@@ -23,31 +21,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.models import CONVERT
 from benchmarks.compare.process import Runner, RunnerError
 from benchmarks.recurrent import weights_of
-from benchmarks.turns import (
-    OURS,
-    named_python,
-    start_probe,
-    start_runner,
-    start_vllm,
-    summary,
-    threads,
-)
+from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary
 
-CONTEXT = 8192
-PROMPTS = (2048, CONTEXT)
 REQUESTS = (1, 4)
 STEPS = 32
-CHUNK = 2048  # tokens of a step: what llama.cpp's runner takes
+CHUNK = 2048  # tokens of a step
 
 CONFIG = {  # DeepSeek-V2-Lite, from memory
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -74,7 +60,7 @@ CONFIG = {  # DeepSeek-V2-Lite, from memory
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
-    "max_position_embeddings": 4 * CONTEXT,
+    "max_position_embeddings": 163840,
     "rope_theta": 10000.0,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -92,46 +78,28 @@ class Engine:
     latent_bytes: int
 
 
-def start_here_or_beside(
-    stack: ExitStack, folder: Path, name: str, python: Path, cache: str, *, wall: bool
+def start(
+    stack: ExitStack, folder: Path, name: str, python: Path, cache: str, options: argparse.Namespace
 ) -> Runner:
     """An engine in one process; RunnerError with its sentence where it does not start."""
-    is_ours = python == OURS
-    runner = start_vllm(stack, python, folder / f"{name}.log", wall=wall)
-    engine = {
-        "load_format": "dummy",
-        "max_num_seqs": max(REQUESTS),
-        "max_num_batched_tokens": CHUNK,
-        "enforce_eager": not is_ours,
-        "kv_cache_dtype": cache,
-    }
-    runner.ask({"model": str(folder / "checkpoint"), "engine": engine, **common(wall=wall)})
+    runner = start_vllm(stack, python, folder / f"{name}.log", wall=options.wall)
+    runner.ask(
+        {
+            "model": str(folder / "checkpoint"),
+            "dtype": "bfloat16",
+            "context": options.context + 2 * STEPS,
+            "vocab_size": CONFIG["vocab_size"],
+            "cpu_time": not options.wall,
+            "engine": {
+                "load_format": "dummy",
+                "max_num_seqs": max(REQUESTS),
+                "max_num_batched_tokens": CHUNK,
+                "enforce_eager": python != OURS,
+                "kv_cache_dtype": cache,
+            },
+        }
+    )
     return runner
-
-
-def start_llama_cpp(
-    stack: ExitStack, folder: Path, config: dict[str, Any], python: Path, *, wall: bool
-) -> Runner:
-    """Writes a model for llama.cpp and starts it; RunnerError with a sentence where one fails."""
-    file = folder / "model.gguf"
-    command = [python, CONVERT / "latent_gguf.py", json.dumps(config), file]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        raise RunnerError(f"latent_gguf.py: {made.stderr.strip().splitlines()[-1]}")
-    log = folder / "llama.cpp.log"
-    runner = start_runner(stack, python, "llama_cpp_engine.py", log, {}, wall=wall)
-    runner.ask({"model": str(file), "threads": threads(wall=wall), **common(wall=wall)})
-    return runner
-
-
-def common(*, wall: bool) -> dict[str, Any]:
-    """Settings of every engine."""
-    return {
-        "dtype": "bfloat16",
-        "context": CONTEXT + CHUNK,
-        "vocab_size": CONFIG["vocab_size"],
-        "cpu_time": not wall,
-    }
 
 
 def start_engines(
@@ -144,41 +112,40 @@ def start_engines(
     channels = config["kv_lora_rank"] + config["qk_rope_head_dim"]
     numbers = config["num_hidden_layers"] * channels
     engines: list[Engine] = []
-    wall = options.wall
     for name, python, cache in (
         *((f"here {cache}", OURS, cache) for cache in options.cache),
         *((name, python, "auto") for name, python in options.beside),
-        *(("llama.cpp", python, "llama.cpp") for python in options.llama_cpp),
     ):
         try:
-            if cache == "llama.cpp":
-                runner = start_llama_cpp(stack, folder, config, python, wall=wall)
-            else:
-                runner = start_here_or_beside(stack, folder, name, python, cache, wall=wall)
+            runner = start(stack, folder, name, python, cache, options)
         except RunnerError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        wide = cache in ("auto", "llama.cpp")  # llama.cpp's cache is fp16
-        engines.append(Engine(name, runner, numbers * (2 if wide else 1)))
+        engines.append(Engine(name, runner, numbers * (2 if cache == "auto" else 1)))
     return engines
 
 
-def measure(runner: Runner) -> dict[str, float]:
-    """Tokens/s of prompts; seconds of a step by number of requests."""
+def measure(runner: Runner, context: int) -> dict[str, float]:
+    """Seconds of a step by number of requests; tokens/s of prompts."""
 
     def ask(kind: str, *sizes: int) -> float:
         [value] = runner.ask({"kind": kind, "sizes": sizes, "repeats": 1})["values"]
         return float(value)
 
     return {
-        **{f"prompt:{tokens}": ask("prompt", tokens) for tokens in PROMPTS},
-        **{f"step:{n}": ask("step_after_known", n, CONTEXT, STEPS + 1) for n in REQUESTS},
+        **{f"step:{n}": ask("step_after_known", n, context, STEPS + 1) for n in REQUESTS},
+        **{f"prompt:{tokens}": ask("prompt", tokens) for tokens in prompts(context)},
     }
+
+
+def prompts(context: int) -> tuple[int, int]:
+    return context // 4, context
 
 
 def report(
     engines: list[Engine],
     config: dict[str, Any],
+    context: int,
     values: dict[tuple[str, str], list[float]],
     bandwidth: float,
     peak: float,
@@ -189,7 +156,7 @@ def report(
     pair = sum(config[f"{part}_head_dim"] for part in ("qk_nope", "qk_rope", "v")) * heads * layers
     print(f"{bandwidth / 1e9:.1f} GB/s read, {peak / 1e9:.0f} GFLOP/s in fp32")
     for engine in engines:
-        for tokens in PROMPTS:
+        for tokens in prompts(context):
             speeds = values[engine.name, f"prompt:{tokens}"]
             operations = 2 * (weights.multiplied() + pair * (tokens + 1) / 2)
             share = statistics.median(speeds) * operations / peak
@@ -200,11 +167,11 @@ def report(
             )
         for requests in REQUESTS:
             steps = values[engine.name, f"step:{requests}"]
-            moved = 2 * weights.read(requests) + requests * engine.latent_bytes * CONTEXT
+            moved = 2 * weights.read(requests) + requests * engine.latent_bytes * context
             share = moved / statistics.median(steps) / bandwidth
             ratio = beside(engines[0], steps, values, f"step:{requests}", more_is_better=False)
             print(
-                f"  {engine.name:16} decode of {requests} at {CONTEXT}: "
+                f"  {engine.name:16} decode of {requests} at {context}: "
                 f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth{ratio}",
                 flush=True,
             )
@@ -233,12 +200,12 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--cache", nargs="+", default=["auto"], help="as --kv-cache-dtype")
     parser.add_argument(
         "--beside", action="append", default=[], type=named_python, metavar="NAME=PYTHON"
     )
-    parser.add_argument("--llama-cpp", action="append", default=[], type=Path, metavar="PYTHON")
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--wall", action="store_true", help="all cores and the clock")
     options = parser.parse_args()
@@ -252,7 +219,7 @@ def main() -> None:
         for turn in range(-1, options.rounds):  # in the first one steps are recorded
             for engine in list(engines):
                 try:
-                    found = measure(engine.runner)
+                    found = measure(engine.runner, options.context)
                 except RunnerError as error:  # another build may not compute this model
                     print(f"{engine.name}: {error}", flush=True)
                     engines.remove(engine)
@@ -263,7 +230,7 @@ def main() -> None:
                 limits = probe.ask({})
                 bandwidth = max(bandwidth, limits["bytes_per_s"])
                 peak = max(peak, limits["flop_per_s"])
-        report(engines, config, values, bandwidth, peak)
+        report(engines, config, options.context, values, bandwidth, peak)
 
 
 if __name__ == "__main__":

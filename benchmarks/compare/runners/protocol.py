@@ -96,7 +96,7 @@ class Bench:
     def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
         self.engine = engine
         self.vocab_size = settings["vocab_size"]
-        self.known: dict[tuple[int, int], list[list[int]]] = {}
+        self.known: list[list[int]] = []
         self.clock = time.process_time if settings.get("cpu_time") else time.perf_counter
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -131,10 +131,12 @@ class Bench:
     def step_after_known(self, requests: int, inputs: int, outputs: int) -> float:
         """As ``step``, after prompts that stay the same: long ones come from the prefix cache of
         the engine, if it has one."""
-        prompts = self.known.get((requests, inputs))
-        if prompts is None:
-            prompts = self.known[requests, inputs] = self.prompts(requests, inputs)
-            self.seconds_of(prompts, 1)
+        if any(len(prompt) != inputs for prompt in self.known):
+            self.known = []
+        if more := self.prompts(requests - len(self.known), inputs):
+            self.known += more
+            self.seconds_of(more, 1)
+        prompts = self.known[:requests]
         first = self.seconds_of(prompts, 1)
         return self.rest(first, self.seconds_of(prompts, outputs), outputs)
 
