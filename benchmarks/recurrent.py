@@ -168,7 +168,8 @@ def weights_of(config: dict[str, Any]) -> Weights:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and name != "lm_head"
     )
-    chosen = config.get("num_experts_per_tok", 0) / config.get("num_local_experts", 1)
+    of = config.get("num_local_experts") or config.get("n_routed_experts") or 1
+    chosen = config.get("num_experts_per_tok", 0) / of
     return Weights(linear, experts, made.vocab_size * made.hidden_size, chosen)
 
 

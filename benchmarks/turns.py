@@ -51,7 +51,7 @@ def start_vllm(stack: ExitStack, python: Path, log: Path, *, wall: bool) -> Runn
 def start_probe(stack: ExitStack, log: Path, *, wall: bool) -> Runner:
     """Answers what the machine gives at the moment."""
     probe = start_runner(stack, OURS, "machine_limits.py", log, {}, wall=wall)
-    probe.ask({"threads": threads(wall=wall)})
+    probe.ask({"threads": threads(wall=wall), "cpu_time": not wall})
     return probe
 
 

@@ -118,7 +118,7 @@ def latent_works(models: list[str], dtypes: list[torch.dtype], sizes: list[int])
     for name in models:
         for dtype in dtypes:
             for tokens in sizes:
-                for kv in ("auto", "fp8_e4m3"):
+                for kv in _CACHES:
                     yield _work("latent attention", name, dtype, 1, tokens, kv)
 
 

@@ -51,6 +51,13 @@ CPU_BACKEND_INLINE Vec dot_pairs(Vec acc, VecU a, VecU b) {
 #endif
 }
 
+// Pairs of numbers that bf16 holds exactly.
+CPU_BACKEND_INLINE VecU joined_bf16(Vec first, Vec second) {
+  const VecU low = as_bits(kFirstIsLow ? first : second);
+  const VecU high = as_bits(kFirstIsLow ? second : first);
+  return (low >> 16) | (high & 0xffff0000u);
+}
+
 }  // namespace CPU_BACKEND_NAMESPACE
 
 #endif

@@ -10,9 +10,10 @@
 // Scores    scale * q.k, soft cap (c * tanh(s / c)), ALiBi (Press et al. 2022: slope * (j - i)),
 //           then the mask: causal, sliding window (`window` tokens, the row's own included).
 //           A sink adds exp(sink) to the denominator and nothing to the output.
-// Codes     fp8 is decoded in registers where it multiplies.  int8 meets queries and probabilities
-//           that were turned into 16-bit integers, per row and page.  A scale of keys goes
-//           into the score, one of all values into the output, one per value into the probability.
+// Codes     fp8 is decoded in registers where it multiplies, or to bf16 before (kManyHeads).  int8
+//           meets queries and probabilities that were turned into 16-bit integers, per row and
+//           page.  A scale of keys goes into the score, one of all values into the output, one per
+//           value into the probability.
 // Numerics  everything in fp32, one rounding on store; where the target multiplies pairs of bf16,
 //           queries meet bf16 keys as they are, and probabilities are rounded to bf16 before they
 //           are summed and meet values.  A row that sees no token gives zeros.
@@ -52,10 +53,28 @@ static inline SoftmaxState partial_state(const AttendArgs& args, int64_t index) 
   return {base, max, max + kAttendRows};
 }
 
+#if defined(CPU_BACKEND_BF16_PAIRS)
+constexpr int64_t kDecodedFloats = kDecoded / 2;
+#else
+constexpr int64_t kDecodedFloats = 0;
+#endif
+
 static inline int64_t attend_scratch_floats(const PagedKv& cache) {
-  return kAttendRows *
-         (cache.key_dim + 2 * static_cast<int64_t>(cache.value_dim) + cache.block_size + 4);
+  return kDecodedFloats + kAttendRows * (cache.key_dim + 2 * static_cast<int64_t>(cache.value_dim) +
+                                         cache.block_size + 4);
 }
+
+// Where so many heads share a page, fp8 is decoded once for all rows, to bf16, if queries are bf16
+// and the target multiplies pairs of it: 16 heads over latents took 0.6 times as long (Zen 4).  A
+// property of the model and not of the step, so that a result does not depend on its batch.
+constexpr int64_t kManyHeads = 8;
+#if defined(CPU_BACKEND_BF16_PAIRS)
+template <class T, class Code>
+constexpr bool kDecodes = kSame<T, bf16_t> && (kSame<Code, fp8_t> || kSame<Code, e5m2_t>);
+#else
+template <class T, class Code>
+constexpr bool kDecodes = false;
+#endif
 
 // What a decoded number is worth; see isa/codes.h.
 CPU_BACKEND_INLINE float code_unit(KvType type) {
@@ -239,6 +258,7 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
 }
 
 struct AttendScratch {
+  float* decoded;
   float* query;
   float* scores;
   SoftmaxState part;
@@ -246,7 +266,8 @@ struct AttendScratch {
 
   AttendScratch(float* base, const PagedKv& cache) {
     const int64_t outputs = kAttendRows * static_cast<int64_t>(cache.value_dim);
-    query = base;
+    decoded = base;
+    query = decoded + kDecodedFloats;
     part.out = query + kAttendRows * static_cast<int64_t>(cache.key_dim);
     total.out = part.out + outputs;
     scores = total.out + outputs;
@@ -257,8 +278,24 @@ struct AttendScratch {
   }
 };
 
+// multiply_columns() for a page of Code whose numbers meet the rows as `Met`.
+template <class Met, class Code>
+CPU_BACKEND_INLINE void multiply_page(int64_t rows, int64_t count, const float* a, int64_t a_stride,
+                                      const PanelBuffer<Code>& b, int64_t k, int64_t column,
+                                      int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                                      const Code* next, int64_t next_columns, float* decoded) {
+  const Left<Met>* const left = operand<Met>(a);
+  if constexpr (kSame<Met, Code>) {
+    multiply_columns(rows, count, left, kStretch<Met> * a_stride, b, k, column, depth, c, c_stride,
+                     accumulate, next, next_columns);
+  } else {
+    multiply_decoded(rows, count, left, kStretch<Met> * a_stride, b, k, column, depth, c, c_stride,
+                     accumulate, next, next_columns, reinterpret_cast<bf16_t*>(decoded));
+  }
+}
+
 // Tokens [begin, end) of one partition; the item goes on to `item_end`.
-template <class Code>
+template <class Code, class Met>
 void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t begin, int64_t end,
                       int64_t item_end, const AttendScratch& scratch) {
   const PagedKv& cache = args.cache;
@@ -281,30 +318,30 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     const int64_t tokens_ahead = item_end - (first + count);
     if (count == in_block && tokens_ahead > 0)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
-    multiply_columns(item.row_count, round_up(count, kWholeColumns<Code>),
-                     operand<Code>(scratch.query), kStretch<Code> * key_dim, block.key, 0, offset,
-                     key_dim, scratch.scores, block_size, false, next.key.at, tokens_ahead);
-    TokenScales<Code> tokens{};
-    if constexpr (kIntegers<Code>)
-      tokens = {block.key_scales + offset, block.value_scales + offset};
+    multiply_page<Met>(item.row_count, round_up(count, kWholeColumns<Code>), scratch.query, key_dim,
+                       block.key, 0, offset, key_dim, scratch.scores, block_size, false,
+                       next.key.at, tokens_ahead, scratch.decoded);
+    TokenScales<Met> tokens{};
+    if constexpr (kIntegers<Met>) tokens = {block.key_scales + offset, block.value_scales + offset};
     for (int32_t r = 0; r < item.row_count; ++r) {
       const int64_t row = item.row_begin + r;
       const float slope =
           args.alibi_slopes ? args.alibi_slopes[item.kv_head * group + row % group] : 0.0f;
       float* scores = scratch.scores + r * block_size;
-      softmax_row<Code>(args, row_mask(args, item.request, row / group), score_scale, slope, first,
-                        count, tokens, scores, scratch.part.max[r], scratch.part.sum[r],
-                        scratch.part.out + r * value_dim);
+      softmax_row<Met>(args, row_mask(args, item.request, row / group), score_scale, slope, first,
+                       count, tokens, scores, scratch.part.max[r], scratch.part.sum[r],
+                       scratch.part.out + r * value_dim);
     }
-    multiply_columns(item.row_count, value_dim, operand<Code>(scratch.scores),
-                     kStretch<Code> * block_size, block.value, offset, 0, count, scratch.part.out,
-                     value_dim, true, next.value.at, value_dim);
+    multiply_page<Met>(item.row_count, value_dim, scratch.scores, block_size, block.value, offset,
+                       0, count, scratch.part.out, value_dim, true, next.value.at, value_dim,
+                       scratch.decoded);
     first += count;
   }
 }
 
-template <class T, class Code>
-void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
+// Over pages of Code, whose numbers meet queries of T as `Met`.
+template <class T, class Code, class Met>
+void attend_as(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
   const int64_t key_dim = args.cache.key_dim;
   const int64_t value_dim = args.cache.value_dim;
   const int64_t group = args.num_heads / args.num_kv_heads;
@@ -316,14 +353,14 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
                  (args.query_start[item.request] + row / group) * args.query_token_stride +
                  (item.kv_head * group + row % group) * args.query_head_stride;
     float* row_of_scratch = scratch.query + r * key_dim;
-    if constexpr (kSame<T, Left<Code>>) {
+    if constexpr (kSame<T, Left<Met>>) {
       __builtin_memcpy(row_of_scratch, q, key_dim * sizeof(T));
     } else {
       for_each_vector(key_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
         store_n(row_of_scratch + i, load_n(q + i, n), n);
       });
     }
-    if constexpr (kIntegers<Code>)
+    if constexpr (kIntegers<Met>)
       to_int16_row(row_of_scratch, key_dim, integer_range(row_of_scratch, key_dim));
   }
   // The first row sees furthest back, the last one furthest ahead.
@@ -348,11 +385,20 @@ void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base)
     AttendScratch local = scratch;
     local.part = state;
     state.reset(item.row_count, value_dim);
-    attend_partition<Code>(args, item, begin, end, item_end, local);
+    attend_partition<Code, Met>(args, item, begin, end, item_end, local);
     if (!apart) merge_states(scratch.total, state, item.row_count, value_dim);
   }
   if (item.partial < 0)
     store_rows<T>(args, item.request, item.kv_head, item.row_begin, item.row_count, scratch.total);
+}
+
+template <class T, class Code>
+void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
+  if constexpr (kDecodes<T, Code>) {
+    if (args.num_heads / args.num_kv_heads >= kManyHeads)
+      return attend_as<T, Code, bf16_t>(args, item, scratch_base);
+  }
+  attend_as<T, Code, Code>(args, item, scratch_base);
 }
 
 template <class T>

@@ -17,7 +17,7 @@
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
 // Integers  int8 codes meet rows of 16-bit integers (to_int16_row), two multiply-adds in one
-//           instruction; their sum is exact up to a depth of kMaxIntegerDepth.
+//           instruction; the sum of a chain of kMaxIntegerDepth is exact.
 #pragma once
 
 #include "core/gemm_plan.h"
@@ -328,35 +328,39 @@ CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size, const IntegerRange&
   store_raw(x, scale);
 }
 
-// The tile of multiply_tile() in integers; a row's scale lies before it.
+// The tile of multiply_tile() in integers, in chains of kMaxIntegerDepth; a row's scale lies before
+// it.
 template <Fetch kFetch, int kRows, int kVecs>
 CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, const int8_t* b,
                                           int64_t b_stride, int64_t depth, float* c,
                                           int64_t c_stride, bool accumulate, Ahead& ahead) {
   constexpr int64_t kFetched =
       (kStepsOfLine<int8_t> > 2 ? kStepsOfLine<int8_t> : 2) * kStepBytes<int8_t>;
-  VecI acc[kRows][kVecs] = {};
-  if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(depth);
-  for (int64_t k = 0; k < depth; k += 2, b += 2 * b_stride) {
-    if constexpr (kFetch == Fetch::kEvenly)
-      if (k % kStepsOfLine<int8_t> == 0) ahead.fetch<kFetched>();
-    VecI w[kVecs];
-    for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const VecI x = broadcast(load_raw<int32_t>(a + r * a_stride + k));
-      for (int v = 0; v < kVecs; ++v) acc[r][v] = dot_pairs(acc[r][v], x, w[v]);
-    }
-  }
-  // One expression for both cases, so that tiles of all sizes contract it to a multiply-add.
+  float scales[kRows];
+  for (int r = 0; r < kRows; ++r) scales[r] = load_raw<float>(a + r * a_stride - kScaleHalves);
+  // One expression for all cases, so that tiles of all sizes contract it to a multiply-add.
   if (!accumulate)
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + v * kLanes, Vec{});
-  for (int r = 0; r < kRows; ++r) {
-    const float scale = load_raw<float>(a + r * a_stride - kScaleHalves);
-    for (int v = 0; v < kVecs; ++v) {
-      float* at = c + r * c_stride + v * kLanes;
-      store(at, load(at) + from_int(acc[r][v]) * scale);
+  if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(depth);
+  for (int64_t begin = 0; begin < depth; begin += kMaxIntegerDepth) {
+    const int64_t end = depth - begin < kMaxIntegerDepth ? depth : begin + kMaxIntegerDepth;
+    VecI acc[kRows][kVecs] = {};
+    for (int64_t k = begin; k < end; k += 2, b += 2 * b_stride) {
+      if constexpr (kFetch == Fetch::kEvenly)
+        if (k % kStepsOfLine<int8_t> == 0) ahead.fetch<kFetched>();
+      VecI w[kVecs];
+      for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const VecI x = broadcast(load_raw<int32_t>(a + r * a_stride + k));
+        for (int v = 0; v < kVecs; ++v) acc[r][v] = dot_pairs(acc[r][v], x, w[v]);
+      }
     }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVecs; ++v) {
+        float* at = c + r * c_stride + v * kLanes;
+        store(at, load(at) + from_int(acc[r][v]) * scales[r]);
+      }
   }
 }
 
@@ -474,6 +478,19 @@ struct PanelBuffer {
   }
 };
 
+// f(column, done, now) for the `count` columns from `column` on, those of one panel at a time:
+// `now` of them behind the `done` ones before; both arguments are multiples of 16.
+template <class T, class F>
+CPU_BACKEND_INLINE void for_each_panel(const PanelBuffer<T>& b, int64_t column, int64_t count,
+                                       F f) {
+  for (int64_t done = 0, now; done < count; done += now) {
+    const int64_t at = column + done;
+    const int64_t in_panel = b.first(at) + b.width(at) - at;
+    now = count - done < in_panel ? count - done : in_panel;
+    f(at, done, now);
+  }
+}
+
 // c[rows][count] (+)= a[rows][depth] * rows k, k + 1, ... and columns `column`, ... of b; column is
 // a multiple of 16, count one of kWholeColumns<T>.  Meanwhile the same part of the buffer
 // at `next`, if any, is fetched into L2, but for panels from column `next_columns` on.
@@ -481,14 +498,42 @@ template <class A, class T>
 void multiply_columns(int64_t rows, int64_t count, const A* a, int64_t a_stride,
                       const PanelBuffer<T>& b, int64_t k, int64_t column, int64_t depth, float* c,
                       int64_t c_stride, bool accumulate, const T* next, int64_t next_columns) {
-  for (int64_t done = 0, now; done < count; done += now) {
-    const int64_t at = column + done;
-    const int64_t in_panel = b.first(at) + b.width(at) - at;
-    now = count - done < in_panel ? count - done : in_panel;
+  for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
     const int64_t offset = b.offset(k, at);
     multiply_panel(rows, now, a, a_stride, b.at + offset, b.width(at), depth, c + done, c_stride,
                    accumulate, next && at < next_columns ? next + offset : nullptr);
-  }
+  });
 }
+
+#if defined(CPU_BACKEND_BF16_PAIRS)
+// One chain of the widest panel of bf16.
+constexpr int64_t kDecoded = kPanelWidth * kChainLength;
+
+// multiply_columns() for fp8, decoded to bf16, which holds it exactly: a chain of a panel at a
+// time, in L1, for all rows.  k is even, rows of a are bf16, decoded has room for kDecoded.
+template <class Code>
+void multiply_decoded(int64_t rows, int64_t count, const bf16_t* a, int64_t a_stride,
+                      const PanelBuffer<Code>& b, int64_t k, int64_t column, int64_t depth,
+                      float* c, int64_t c_stride, bool accumulate, const Code* next,
+                      int64_t next_columns, bf16_t* decoded) {
+  static_assert(kPairing<Code> == 2 && kPairing<bf16_t> == 2, "elements lie alike");
+  for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
+    const int64_t width = b.width(at), first = b.offset(k, b.first(at));
+    const Code* const ahead = next && at < next_columns ? next + first : nullptr;
+    for (int64_t i = 0; i < depth; i += kChainLength) {
+      const int64_t steps = depth - i < kChainLength ? depth - i : kChainLength;
+      const int64_t begin = i * width, size = round_up(steps, 2) * width;
+      for (int64_t j = 0; j < size; j += 2 * kLanes) {
+        if (ahead) __builtin_prefetch(ahead + begin + j, 0, 2);
+        const auto pairs = load_pairs(b.at + first + begin + j);
+        store_raw(decoded + j, joined_bf16(first_of_pair(pairs), second_of_pair(pairs)));
+      }
+      const bf16_t* panel = decoded + panel_offset<bf16_t>(0, at - b.first(at), width);
+      multiply_panel(rows, now, a + i, a_stride, panel, width, steps, c + done, c_stride,
+                     accumulate || i > 0, static_cast<const bf16_t*>(nullptr));
+    }
+  });
+}
+#endif
 
 }  // namespace CPU_BACKEND_NAMESPACE

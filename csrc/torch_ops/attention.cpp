@@ -63,13 +63,11 @@ void check_cache_dtype(const at::Tensor& cache, KvType type, const at::Tensor& a
   }
 }
 
-// Keys and queries wider than this overflow the sums of int8 codes.
-constexpr int64_t kWidestCodes = 512;
 constexpr int64_t kWidest = 1024;
 
-void check_head_size(int64_t channels, int64_t widest) {
-  TORCH_CHECK_VALUE(channels % 16 == 0 && channels <= widest, "head size ", channels,
-                    " is not supported: multiples of 16 up to ", widest, " are.");
+void check_head_size(int64_t channels) {
+  TORCH_CHECK_VALUE(channels % 16 == 0 && channels <= kWidest, "head size ", channels,
+                    " is not supported: multiples of 16 up to ", kWidest, " are.");
 }
 
 // key_cache and value_cache are the two parts of each page: [blocks, heads, block_size, channels],
@@ -91,8 +89,8 @@ PagedKv cache_view(const at::Tensor& key_cache, const at::Tensor& value_cache,
   TORCH_CHECK_VALUE(block_size % 16 == 0, "block size ", block_size,
                     " is not supported: choose --block-size as a multiple of 16.");
   const KvType type = kv_type(kv_cache_dtype);
-  for (const int64_t channels : {key_dim, value_dim})
-    check_head_size(channels, type == KvType::kInt8 ? kWidestCodes : kWidest);
+  check_head_size(key_dim);
+  check_head_size(value_dim);
   const auto* key = static_cast<const char*>(key_cache.data_ptr());
   const auto* value = static_cast<const char*>(value_cache.data_ptr());
   TORCH_CHECK_VALUE(

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cpu_backend import ops
+from cpu_backend.attention import kv_dtypes
 from cpu_backend.attention.backend import StepMetadata
 from cpu_backend.attention.latent import LatentAttentionImpl
-from cpu_backend.errors import ConfigError
 from tests.ops.accuracy import assert_accurate
 from tests.reference.attention import Masking, attend
 
@@ -65,6 +65,14 @@ class Layer:
             v_head_dim=size.value, q_lora_rank=None,
         )  # fmt: skip
 
+    def use_codes(self, kv_cache_dtype: str) -> None:
+        """Begin anew with an empty cache of this type and the projections as they are now."""
+        self.impl = self.make(kv_cache_dtype)
+        self.impl.set_projections(self.to_keys, self.to_values.transpose(1, 2))
+        channels = self.impl.key_dim + self.impl.value_dim
+        content = kv_dtypes.token_bytes(kv_cache_dtype, self.dtype, channels)
+        self.cache = torch.zeros(len(self.blocks), BLOCK, content, dtype=torch.uint8)
+
     def run(self, chunks: Sequence[tuple[int, int, int]], padding: int = 0) -> list[torch.Tensor]:
         """One step: of each sequence named the tokens [begin, end); ``padding`` tokens behind."""
         lengths = [end - begin for _, begin, end in chunks]
@@ -116,6 +124,7 @@ class Layer:
 
     def check(self, sequence: int, begin: int, end: int, result: torch.Tensor) -> None:
         rounded = {torch.float32: 0.0, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+        in_integers = 2e-4 if self.impl.kv_cache_dtype == "int8_per_token_head" else 0.0
         assert_accurate(
             result,
             self.expanded,
@@ -124,7 +133,7 @@ class Layer:
             self.rotated[sequence][:end],
             self.to_keys,
             self.to_values,
-            slack=rounded[self.dtype],  # of queries and results between the products
+            slack=rounded[self.dtype] + in_integers,  # of what lies between the products
         )
 
 
@@ -210,31 +219,48 @@ def test_a_step_can_be_recorded(dtype: torch.dtype, seeded: torch.Generator) -> 
         assert torch.equal(replayed, forward(step))
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2"])
-def test_latents_in_eight_bits(
-    kv_cache_dtype: str, dtype: torch.dtype, seeded: torch.Generator
-) -> None:
-    """Results over codes are those over what the codes stand for."""
-    layer = Layer(SIZES[1], [70, 33], dtype, seeded)
+def exact_in(kv_cache_dtype: str, rows: torch.Tensor) -> torch.Tensor:
+    """Rows near these that a cache of codes holds exactly, int8 with a scale of 1/16."""
+    if kv_cache_dtype == "int8_per_token_head":
+        exact = (rows * 40).round().clamp(-127, 127) / 16
+        exact[..., 0] = 127 / 16
+        return exact
     kind = torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else torch.float8_e4m3fn
+    return rows.to(kind).to(rows.dtype)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "fp8_e5m2", "int8_per_token_head"])
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+def test_latents_in_eight_bits(
+    sizes: Sizes, kv_cache_dtype: str, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """Results over codes are those over what the codes stand for, however a prompt is cut."""
+    layer = Layer(sizes, [170, 33], dtype, seeded)
     for rows in (*layer.latents, *layer.rotated):
-        rows.copy_(rows.to(kind).to(dtype))
-    plain = layer.run([(0, 0, 70), (1, 0, 33)])
-    projections = (layer.impl._to_latents, layer.impl._from_latents)
-    layer.impl = layer.make(kv_cache_dtype)
-    layer.impl._to_latents, layer.impl._from_latents = projections
-    layer.cache = torch.zeros(layer.cache.shape, dtype=torch.uint8)
-    for chunk, result, over_latents in zip(
-        [(0, 0, 70), (1, 0, 33)], layer.run([(0, 0, 70), (1, 0, 33)]), plain, strict=True
-    ):
+        rows.copy_(exact_in(kv_cache_dtype, rows))
+    layer.use_codes(kv_cache_dtype)
+    chunks = [(0, 0, 170), (1, 0, 33)]
+    whole, other = layer.run(chunks)
+    for chunk, result in zip(chunks, (whole, other), strict=True):
         layer.check(*chunk, result)
-        assert not over_latents.isnan().any()
+    for begin, end in [(0, 101), (101, 169), (169, 170)]:
+        [part] = layer.run([(0, begin, end)])
+        assert torch.equal(part, whole[begin:end])
 
 
-def test_what_latents_cannot_be_is_refused_with_the_way_out(seeded: torch.Generator) -> None:
-    layer = Layer(SIZES[1], [1], torch.float32, seeded)
-    with pytest.raises(ConfigError, match=r"^--kv-cache-dtype int8_per_token_head is not supp"):
-        layer.make("int8_per_token_head")
+def test_the_largest_products_of_integers_do_not_overflow(seeded: torch.Generator) -> None:
+    """Codes of 127 and queries of 32,767 throughout: half of the keys are as far as can be from the
+    queries, and an overflow would take them for the nearest."""
+    layer = Layer(SIZES[0], [20], torch.float32, seeded)
+    layer.to_keys.fill_(1 / layer.sizes.latent)
+    layer.queries[0].fill_(layer.sizes.unrotated / layer.sizes.latent)
+    layer.queries[0][..., : layer.sizes.unrotated] = 1
+    for rows in (*layer.latents, *layer.rotated):
+        rows.fill_(127 / 16)
+        rows[::2] *= -1
+    layer.use_codes("int8_per_token_head")
+    [result] = layer.run([(0, 0, 20)])
+    layer.check(0, 0, 20, result)
 
 
 @pytest.mark.parametrize(("heads", "n", "k"), [(1, 17, 5), (3, 48, 33), (16, 130, 64)])

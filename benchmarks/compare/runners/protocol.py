@@ -96,6 +96,7 @@ class Bench:
     def __init__(self, engine: Any, settings: dict[str, Any]) -> None:
         self.engine = engine
         self.vocab_size = settings["vocab_size"]
+        self.known: list[list[int]] = []
         self.clock = time.process_time if settings.get("cpu_time") else time.perf_counter
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -119,10 +120,25 @@ class Bench:
     def step(self, requests: int, inputs: int, outputs: int) -> float:
         """Seconds of a step that gives every request one token more."""
         first = self.seconds(requests, inputs, 1)
-        rest = self.seconds(requests, inputs, outputs) - first
-        if rest <= 0:
+        return self.rest(first, self.seconds(requests, inputs, outputs), outputs)
+
+    def rest(self, first: float, all_outputs: float, outputs: int) -> float:
+        """Seconds of each token but the first."""
+        if all_outputs <= first:
             raise ValueError(f"one token took as long as {outputs}: ask for more or for less noise")
-        return rest / (outputs - 1)
+        return (all_outputs - first) / (outputs - 1)
+
+    def step_after_known(self, requests: int, inputs: int, outputs: int) -> float:
+        """As ``step``, after prompts that stay the same: long ones come from the prefix cache of
+        the engine, if it has one."""
+        if any(len(prompt) != inputs for prompt in self.known):
+            self.known = []
+        if more := self.prompts(requests - len(self.known), inputs):
+            self.known += more
+            self.seconds_of(more, 1)
+        prompts = self.known[:requests]
+        first = self.seconds_of(prompts, 1)
+        return self.rest(first, self.seconds_of(prompts, outputs), outputs)
 
     def prompt(self, inputs: int) -> float:
         """Prompt tokens per second until the first token is out."""
@@ -148,11 +164,13 @@ class Bench:
         return [[random.randint(100, last) for _ in range(inputs)] for _ in range(requests)]
 
     def seconds(self, requests: int, inputs: int, outputs: int) -> float:
-        prompts = self.prompts(requests, inputs)
+        return self.seconds_of(self.prompts(requests, inputs), outputs)
+
+    def seconds_of(self, prompts: list[list[int]], outputs: int) -> float:
         begin = self.clock()
         results = self.engine.generate(prompts, outputs)
         seconds = self.clock() - begin
         lengths = [len(result) for result in results]
-        if lengths != [outputs] * requests:
-            raise ValueError(f"{requests} requests of {outputs} tokens gave {lengths} tokens")
+        if lengths != [outputs] * len(prompts):
+            raise ValueError(f"{len(prompts)} requests of {outputs} tokens gave {lengths} tokens")
         return seconds

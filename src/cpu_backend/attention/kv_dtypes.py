@@ -9,7 +9,6 @@ from cpu_backend.errors import ConfigError
 PLAIN = ("auto", "float32", "bfloat16", "float16")
 FP8 = ("fp8", "fp8_e4m3", "fp8_e5m2")
 QUANTIZED = (*FP8, "int8_per_token_head")
-LATENT = PLAIN + FP8  # of multi-head latent attention
 
 
 def check(kv_cache_dtype: str) -> None:
@@ -18,16 +17,6 @@ def check(kv_cache_dtype: str) -> None:
         raise ConfigError(
             f"--kv-cache-dtype {kv_cache_dtype} is not supported on the CPU: "
             f"leave it at auto, or choose one of {', '.join(QUANTIZED)}."
-        )
-
-
-def check_latent(kv_cache_dtype: str) -> None:
-    """The same of models with multi-head latent attention."""
-    check(kv_cache_dtype)
-    if kv_cache_dtype not in LATENT:
-        raise ConfigError(
-            f"--kv-cache-dtype {kv_cache_dtype} is not supported with multi-head latent attention: "
-            f"leave it at auto, or choose one of {', '.join(FP8)}."
         )
 
 

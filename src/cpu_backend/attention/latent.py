@@ -14,7 +14,7 @@ kernels read (csrc/kernels/kv_cache.h).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -33,8 +33,6 @@ WIDEST = 1024  # of a key; see torch_ops/attention.cpp
 
 class LatentBackend(CpuBackendAttention):
     """What the host may ask of this backend."""
-
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = list(kv_dtypes.LATENT)
 
     @staticmethod
     def get_name() -> str:
@@ -87,7 +85,7 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
                 "cpu_backend has multi-head latent attention over all tokens alone, without "
                 "windows, soft caps, slopes or shared caches: choose another model."
             )
-        kv_dtypes.check_latent(kv_cache_dtype)
+        kv_dtypes.check(kv_cache_dtype)
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
