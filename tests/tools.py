@@ -50,6 +50,7 @@ TOOLS = {
     "haproxy": _program("haproxy", "the HAProxy example before two servers", "haproxy"),
     "buildah": _program("buildah", "images", "buildah"),
     "unshare": _program("unshare", "images", "util-linux"),
+    "gcc": _program("gcc", "stand-ins for CUDA's libraries", "gcc"),
     "ip": _program("ip", "ranks on two machines", "iproute2"),
     "network namespaces": Tool(
         "ranks on two machines",

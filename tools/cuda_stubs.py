@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import re
 import subprocess
 import sys
@@ -22,6 +23,10 @@ from pathlib import Path
 
 SYMBOL = re.compile(r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$")
 PACKAGE = re.compile(r"^Requires-Dist: (cuda-|nvidia-|triton\b).*\n", re.MULTILINE)
+# Those that give a text and no number.
+TEXT = re.compile(
+    r"^((cuda|cudnn|cublas|cusparse|nccl|nvrtc)Get(Error|Status)(String|Name)|ncclGetLastError)$"
+)
 NO_DEVICE = 100  # in the numbers of CUDA's driver and of its run-time library
 
 
@@ -51,6 +56,13 @@ def is_missing(name: str) -> bool:
     return False
 
 
+def function(name: str) -> str:
+    """Its definition in C."""
+    if TEXT.match(name):
+        return f'const char* {name}(void) {{ return "no GPU: CUDA is a stub here"; }}'
+    return f"int {name}(void) {{ return {NO_DEVICE}; }}"
+
+
 def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[str]:
     """Put the missing libraries beside those of ``torch``, an installed package's folder, which
     finds the system's here or under ``root``."""
@@ -67,9 +79,7 @@ def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[s
             versions.setdefault(version, []).append(name)
     with tempfile.TemporaryDirectory() as folder:
         source, script = Path(folder) / "stubs.c", Path(folder) / "versions"
-        functions = (
-            f"int {name}(void) {{ return {NO_DEVICE}; }}" for n in versions.values() for name in n
-        )
+        functions = map(function, itertools.chain(*versions.values()))
         source.write_text("\n".join(functions))
         # The loader insists on the versions that torch's libraries name.
         nodes = [f"{v} {{ {'; '.join(n)}; }};" for v, n in versions.items() if v]
