@@ -16,6 +16,7 @@ struct KernelTable {
   int64_t gemm_scratch_floats;
 
   void (*rms_norm)(DType, const NormArgs&, Slice rows);
+  void (*layer_norm)(DType, const LayerNormArgs&, Slice rows);
   void (*activation)(DType, const ActivationArgs&, Slice rows);
   void (*rope)(DType, const RopeArgs&, Slice tokens);
   void (*write_kv)(DType, const WriteKvArgs&, Slice tokens);

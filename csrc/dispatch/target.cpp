@@ -63,6 +63,9 @@ const KernelTable kTable = {
     [](DType type, const NormArgs& args, Slice rows) {
       with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
     },
+    [](DType type, const LayerNormArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
+    },
     [](DType type, const ActivationArgs& args, Slice rows) {
       with_type(type, [&](auto t) { activation<decltype(t)>(args, rows); });
     },

@@ -1,8 +1,8 @@
-"""Which forwards of the host's models are nothing but gate and up projection, activation and down
-projection.
+"""Which forwards of the host's models are of a known form.
 
-A forward is known by its code, from whatever class and version of the host: if it is one of FORMS,
-up to the names of its variables, nothing lies between projection and activation.
+A forward is known by its code, from whatever class and version of the host: it is a form if it
+differs from it in nothing but the names of its variables and of the module's attributes.  Then
+nothing lies between the steps that the form shows, and they may be computed together.
 """
 
 from __future__ import annotations
@@ -12,57 +12,37 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any
-
-FORMS = (
-    """
-    def forward(self, x):
-        gate_up, _ = self.gate_up_proj(x)
-        activated = self.act_fn(gate_up)
-        out, _ = self.down_proj(activated)
-        return out
-    """,
-    """
-    def forward(self, x):
-        gate_up, _ = self.gate_up_proj(x)
-        out, _ = self.down_proj(self.act_fn(gate_up))
-        return out
-    """,
-    """
-    def forward(self, x):
-        return self.down_proj(self.act_fn(self.gate_up_proj(x)[0]))[0]
-    """,
-    # The host's function activates and quantizes in one kernel where it has one: not on CPUs.
-    """
-    def forward(self, x):
-        gate_up, _ = self.gate_up_proj(x)
-        activated = maybe_fused_act_quant(self.act_fn, gate_up, self.down_proj)
-        out, _ = self.down_proj(activated)
-        return out
-    """,
-)
+from typing import Any, NamedTuple
 
 
 @functools.cache
-def is_known(forward: Callable[..., Any]) -> bool:
-    """Whether the code of a module's ``forward`` is one of FORMS."""
+def attributes(forward: Callable[..., Any], form: str) -> dict[str, str] | None:
+    """What a module with this ``forward`` calls the attributes of ``form``; None if it is another.
+
+    ``form``: the source of a function without branches.
+    """
     try:
         code = _renamed(inspect.getsource(forward))
     except (OSError, TypeError):  # made while the program runs
-        return False
-    return code in _known()
+        return None
+    known = _renamed(form)
+    if code.text != known.text or not code.text:
+        return None
+    return dict(zip(known.attributes, code.attributes, strict=True))
+
+
+class _Code(NamedTuple):
+    text: str
+    attributes: tuple[str, ...]  # of the module, in the order in which the text numbers them
 
 
 @functools.cache
-def _known() -> frozenset[str]:
-    return frozenset(_renamed(form) for form in FORMS)
-
-
-def _renamed(source: str) -> str:
+def _renamed(source: str) -> _Code:
     """A function's code without annotations, words and names of its own; "" where it branches."""
+    nothing = _Code("", ())
     [function] = ast.parse(textwrap.dedent(source)).body
     if not isinstance(function, ast.FunctionDef) or function.args.kwonlyargs:
-        return ""
+        return nothing
     names = _Names()
     for argument in function.args.args:
         names.bind(argument.arg)
@@ -71,15 +51,17 @@ def _renamed(source: str) -> str:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue  # a docstring
         if not isinstance(statement, (ast.Assign, ast.Return)):
-            return ""
+            return nothing
         lines.append(ast.unparse(names.visit(statement)))
-    return "\n".join(lines)
+    return _Code("\n".join(lines), tuple(names.attributes))
 
 
 class _Names(ast.NodeTransformer):
-    """Numbers variables in the order in which they are bound; each binding is a new one."""
+    """Numbers variables in the order in which they are bound, each binding anew, and attributes of
+    the first, the module, in the order in which they are read."""
 
     def __init__(self) -> None:
+        self.attributes: list[str] = []
         self._names: dict[str, str] = {}
         self._bound = 0
 
@@ -93,6 +75,15 @@ class _Names(ast.NodeTransformer):
         """The value is read before the targets are bound."""
         node.value = self.visit(node.value)
         node.targets = [self.visit(target) for target in node.targets]
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.Attribute:
+        """Those of other values stay."""
+        node.value = self.visit(node.value)
+        if isinstance(node.value, ast.Name) and node.value.id == "v0":
+            if node.attr not in self.attributes:
+                self.attributes.append(node.attr)
+            node.attr = f"a{self.attributes.index(node.attr)}"
         return node
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
