@@ -16,7 +16,6 @@ struct KernelTable {
   int64_t gemm_scratch_floats;
 
   void (*rms_norm)(DType, const NormArgs&, Slice rows);
-  void (*layer_norm)(DType, const LayerNormArgs&, Slice rows);
   void (*activation)(DType, const ActivationArgs&, Slice rows);
   void (*rope)(DType, const RopeArgs&, Slice tokens);
   void (*write_kv)(DType, const WriteKvArgs&, Slice tokens);
@@ -66,6 +65,7 @@ struct KernelTable {
   void (*delta_gates)(DType, const DeltaGateArgs&, Slice tokens);
   int64_t (*delta_scratch_floats)(int64_t key_dim, int64_t decays);
   void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
+  void (*layer_norm)(DType, const LayerNormArgs&, Slice rows);
 };
 
 }  // namespace cpu_backend

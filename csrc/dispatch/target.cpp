@@ -63,9 +63,6 @@ const KernelTable kTable = {
     [](DType type, const NormArgs& args, Slice rows) {
       with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
     },
-    [](DType type, const LayerNormArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
-    },
     [](DType type, const ActivationArgs& args, Slice rows) {
       with_type(type, [&](auto t) { activation<decltype(t)>(args, rows); });
     },
@@ -169,6 +166,9 @@ const KernelTable kTable = {
           delta_rule<decltype(t), decltype(t)>(args, item, scratch);
         }
       });
+    },
+    [](DType type, const LayerNormArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
     },
 };
 

@@ -38,15 +38,20 @@ class _Code(NamedTuple):
 
 @functools.cache
 def _renamed(source: str) -> _Code:
-    """A function's code without annotations, words and names of its own; "" where it branches."""
+    """A function's code without annotations, words and names of its own; "" where it branches, is
+    decorated or takes more than arguments in order."""
     nothing = _Code("", ())
-    [function] = ast.parse(textwrap.dedent(source)).body
-    if not isinstance(function, ast.FunctionDef) or function.args.kwonlyargs:
+    try:
+        [function] = ast.parse(textwrap.dedent(source)).body
+    except SyntaxError:  # it has words that begin further left than itself
+        return nothing
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        return nothing
+    arguments = function.args
+    if arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
         return nothing
     names = _Names()
-    for argument in function.args.args:
-        names.bind(argument.arg)
-    lines = []
+    lines = [", ".join(names.bind(argument.arg) for argument in arguments.args)]
     for statement in function.body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue  # a docstring
