@@ -242,9 +242,7 @@ def test_layer_norm_matches_reference(
     assert torch.equal(ops.layer_norm(total, None, weight, bias, EPSILON), out.rows)
 
 
-def test_layer_norm_of_numbers_far_from_zero(
-    dtype: torch.dtype, seeded: torch.Generator
-) -> None:
+def test_layer_norm_of_numbers_far_from_zero(dtype: torch.dtype, seeded: torch.Generator) -> None:
     """The variance is 1 or so and the mean's square 10^6 times that; of bf16, 64 and 4,096."""
     x = (1000 if dtype != torch.bfloat16 else 64) + random((4, 133), dtype, seeded)
     x = x.to(dtype)
