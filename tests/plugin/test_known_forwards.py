@@ -202,12 +202,15 @@ def test_a_gate_that_the_module_applies_is_fused() -> None:
 
 def test_other_plain_forwards_stay() -> None:
     gelu = torch.nn.GELU()
+    larger = Intermediate(gelu)
+    larger.beside = torch.nn.Identity()  # may use the projection, too
     several = [
         BiasedIntermediate(gelu),
         GatedByTheOther(gelu),
         Intermediate(torch.nn.Tanh()),
         GatedByItself(torch.nn.Tanh()),
         PlainMlp(torch.nn.Sequential(gelu)),
+        larger,
     ]
     assert activate_in_linear(torch.nn.ModuleList(several)) == 0
 
