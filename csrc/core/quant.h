@@ -194,7 +194,7 @@ struct QuantGemmArgs {
   ConstData packed;
   const float* row_shift;     // [m] or null
   const float* column_shift;  // [n]
-  ConstData bias;             // [n] of the type of c, or null
+  GemmEpilogue epilogue;      // of the type of c; not gated
   Data c;
   int64_t c_stride;
   bool float_output;

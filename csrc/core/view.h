@@ -42,6 +42,20 @@ struct NormArgs {
   bool gate_first;             // the norm is of what the gate has left
 };
 
+// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, or of x + residual.
+struct LayerNormArgs {
+  ConstData x;
+  int64_t x_stride;
+  ConstData residual;  // null: none
+  int64_t residual_stride;
+  ConstData weight;  // null: ones
+  ConstData bias;    // null: zeros
+  Data y;            // may be x, and the residual
+  int64_t y_stride;
+  int64_t hidden;
+  float epsilon;
+};
+
 // y[i] = the sum of sources[0..count)[i] in this order.
 struct SumArgs {
   const ConstData* sources;
@@ -282,12 +296,13 @@ struct UnpackArgs {
   int64_t k;
 };
 
-// What becomes of a product, in this order: bias, then one of residual and activation.
+// What becomes of a product, in this order: bias, then one of residual, activation and gate.
 struct GemmEpilogue {
   ConstData bias;      // [n] or null
   ConstData residual;  // [m, n] or null; may be c
   int64_t residual_stride;
-  bool gated;  // c = act(first half of the columns) * second half; needs parts == 2
+  bool activated;  // c = act(c)
+  bool gated;      // c = act(first half of the columns) * second half; needs parts == 2
   Activation activation;
 };
 

@@ -65,6 +65,7 @@ struct KernelTable {
   void (*delta_gates)(DType, const DeltaGateArgs&, Slice tokens);
   int64_t (*delta_scratch_floats)(int64_t key_dim, int64_t decays);
   void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
+  void (*layer_norm)(DType, const LayerNormArgs&, Slice rows);
 };
 
 }  // namespace cpu_backend

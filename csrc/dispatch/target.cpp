@@ -167,6 +167,9 @@ const KernelTable kTable = {
         }
       });
     },
+    [](DType type, const LayerNormArgs& args, Slice rows) {
+      with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
+    },
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE

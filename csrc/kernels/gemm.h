@@ -1,5 +1,5 @@
 // Linear layers: c[m][n] = sum_k a[m][k] * weight[n][k], weight packed once at load; then bias,
-// residual or gated activation while the result is in the cache.
+// residual or activation, plain or gated, while the result is in the cache.
 //
 // Packed    panels of kPanelWidth columns of n (see kernels/panel.h), one after the other; columns
 //           past n are zeros.  The storage type is the checkpoint's: fp32, bf16 or fp16.
@@ -14,7 +14,7 @@
 // Numerics  fp32 accumulation in chains of kChainLength in the order of k, whatever the blocks.
 //           Without residual and activation: bias added in fp32, one rounding, on store.  With
 //           one: what rounding the product on store and then running the separate op on the
-//           stored value gives, bit for bit but for the last places of an fp32 activation.
+//           stored value gives, bit for bit but for the last places of a gated fp32 activation.
 // Threads   none: rows x panels given by the caller; scratch of gemm_scratch_floats() per thread.
 #pragma once
 
@@ -124,9 +124,15 @@ void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t col
       store_n(c + i, v, n);
     });
   }
+  if (args.epilogue.activated) {  // of what is stored, which is in L1
+    Out* c = static_cast<Out*>(args.c) + row * args.c_stride + column;
+    activation<Out>(
+        {c, args.c_stride, c, args.c_stride, columns, args.epilogue.activation, false, false},
+        {0, rows});
+  }
 }
 
-// block [rows][columns] to c, with bias and residual.
+// block [rows][columns] to c, with all but a gate.
 template <class T>
 void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column, int64_t columns,
                  const float* block, int64_t block_stride) {

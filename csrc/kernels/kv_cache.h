@@ -61,29 +61,56 @@ CPU_BACKEND_INLINE void write_row(const T* x, int64_t size, float scale, At at) 
   }
 }
 
-// Key and value of one token and head.
+// Rows in pairs, as they are: words of two channels of a key, and of two tokens' values.
 template <class T, class Code>
-CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& block,
-                                    int64_t offset, const T* key, const T* value) {
-  float key_scale = cache.key_scale;
-  float value_scale = cache.value_scale;
-  if constexpr (kSame<Code, int8_t>) {
-    block.key_scales[offset] = key_scale = integer_range(key, cache.key_dim).scale(127.0f);
-    block.value_scales[offset] = value_scale = integer_range(value, cache.value_dim).scale(127.0f);
-    if (key_scale == 0.0f) key_scale = 1.0f;  // all codes are zero
-    if (value_scale == 0.0f) value_scale = 1.0f;
-  }
-  // A key is a column of one panel, a value a row of each: what does not change is computed once.
+constexpr bool kCopiesPairs = kSame<T, Code> && kPairing<Code> == 2;
+
+// Key of one token and head: a column of one panel; what does not change is computed once.
+template <class T, class Code>
+CPU_BACKEND_INLINE void write_key(const PagedKv& cache, const KvBlock<Code>& block, int64_t offset,
+                                  const T* key) {
   Code* const column = block.key.at + block.key.offset(0, offset);
   const int64_t stride = block.key.width(offset);
-  write_row<Code>(key, cache.key_dim, key_scale, [&](int64_t d) CPU_BACKEND_LAMBDA {
+  if constexpr (kCopiesPairs<T, Code>) {
+    for (int64_t d = 0; d < cache.key_dim; d += 2)
+      store_raw(column + panel_offset<Code>(d, 0, stride), load_raw<uint32_t>(key + d));
+    return;
+  }
+  float scale = cache.key_scale;
+  if constexpr (kSame<Code, int8_t>) {
+    block.key_scales[offset] = scale = integer_range(key, cache.key_dim).scale(127.0f);
+    if (scale == 0.0f) scale = 1.0f;  // all codes are zero
+  }
+  write_row<Code>(key, cache.key_dim, scale, [&](int64_t d) CPU_BACKEND_LAMBDA {
     return column + panel_offset<Code>(d, 0, stride);
   });
+}
+
+// Value of one token and head: a row of each panel.
+template <class T, class Code>
+CPU_BACKEND_INLINE void write_value(const PagedKv& cache, const KvBlock<Code>& block,
+                                    int64_t offset, const T* value) {
+  float scale = cache.value_scale;
+  if constexpr (kSame<Code, int8_t>) {
+    block.value_scales[offset] = scale = integer_range(value, cache.value_dim).scale(127.0f);
+    if (scale == 0.0f) scale = 1.0f;  // all codes are zero
+  }
   for (int64_t first = 0; first < cache.value_dim; first += kPanelWidth) {
     Code* const row = block.value.at + block.value.offset(offset, first);
-    write_row<Code>(value + first, block.value.width(first), value_scale,
+    write_row<Code>(value + first, block.value.width(first), scale,
                     [&](int64_t i)
                         CPU_BACKEND_LAMBDA { return row + panel_offset<Code>(0, i, 0); });
+  }
+}
+
+// Values of two tokens side by side, the first at an even offset: whole vectors of words.
+template <class Code>
+CPU_BACKEND_INLINE void write_two_values(const PagedKv& cache, const KvBlock<Code>& block,
+                                         int64_t offset, const Code* first, const Code* second) {
+  for (int64_t c = 0; c < cache.value_dim; c += kLanes) {
+    const VecU low = widen_bits(load_raw<VecH>((kFirstIsLow ? first : second) + c));
+    const VecU high = widen_bits(load_raw<VecH>((kFirstIsLow ? second : first) + c));
+    store_raw(block.value.at + block.value.offset(offset, c), low | high << 16);
   }
 }
 
@@ -91,17 +118,29 @@ CPU_BACKEND_INLINE void write_token(const PagedKv& cache, const KvBlock<Code>& b
 template <class T, class Code>
 void write_kv(const WriteKvArgs& args, Slice tokens) {
   const PagedKv& cache = args.cache;
+  const T* keys = static_cast<const T*>(args.key);
+  const T* values = static_cast<const T*>(args.value);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const int64_t slot = args.slots[t];
     if (slot < 0) continue;
+    const int64_t offset = slot % cache.block_size;
+    const bool two = kCopiesPairs<T, Code> && offset % 2 == 0 && t + 1 < tokens.end &&
+                     args.slots[t + 1] == slot + 1;
     for (int h = 0; h < args.num_kv_heads; ++h) {
-      const T* key =
-          static_cast<const T*>(args.key) + t * args.key_token_stride + h * args.key_head_stride;
-      const T* value = static_cast<const T*>(args.value) + t * args.value_token_stride +
-                       h * args.value_head_stride;
-      write_token(cache, KvBlock<Code>(cache, slot / cache.block_size, h), slot % cache.block_size,
-                  key, value);
+      const T* key = keys + t * args.key_token_stride + h * args.key_head_stride;
+      const T* value = values + t * args.value_token_stride + h * args.value_head_stride;
+      const KvBlock<Code> block(cache, slot / cache.block_size, h);
+      write_key(cache, block, offset, key);
+      if constexpr (kCopiesPairs<T, Code>) {
+        if (two) {
+          write_key(cache, block, offset + 1, key + args.key_token_stride);
+          write_two_values(cache, block, offset, value, value + args.value_token_stride);
+          continue;
+        }
+      }
+      write_value(cache, block, offset, value);
     }
+    if (two) ++t;
   }
 }
 

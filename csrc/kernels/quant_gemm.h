@@ -391,7 +391,7 @@ static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t r
   }
 }
 
-// One tile's results, with the caller's correction, bias and rounding.
+// One tile's results, with the caller's correction and epilogue.
 template <class T>
 void store_quant(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t panel,
                  float* block) {
@@ -404,7 +404,7 @@ void store_quant(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t p
         block[r * kPanelWidth + c] += args.row_shift[row + r] * args.column_shift[column + c];
   }
   GemmArgs out{};
-  out.epilogue.bias = args.bias;
+  out.epilogue = args.epilogue;
   out.c = args.c;
   out.c_stride = args.c_stride;
   out.float_output = args.float_output;

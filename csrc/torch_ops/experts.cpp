@@ -125,7 +125,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   check_shape(out, x.sizes(), "output");
   const auto* ids = typed_data<int32_t>(topk_ids, "topk_ids");
   const auto* weights = typed_data<float>(topk_weights, "topk_weights");
-  const Activation kind = gating_named(activation_name);
+  const Activation kind = activation_named(activation_name);
   const DType dtype = dtype_of(x, "input");
 
   const auto shared = std::make_shared<Mixture>();

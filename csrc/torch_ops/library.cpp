@@ -405,6 +405,8 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.impl("pack_linear", torch::dispatch(c10::DispatchKey::CPU, pack_linear));
   m.def("linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()");
   m.impl("linear_add", torch::dispatch(c10::DispatchKey::CPU, linear_add));
+  m.def("linear_act(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()");
+  m.impl("linear_act", torch::dispatch(c10::DispatchKey::CPU, linear_act));
   m.def(
       "linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, "
       "str activation) -> ()");
@@ -436,6 +438,10 @@ TORCH_LIBRARY(cpu_backend, m) {
       "gated_rms_norm(Tensor! out, Tensor input, Tensor gate, Tensor weight, float epsilon, "
       "bool gate_first, str activation) -> ()");
   m.impl("gated_rms_norm", torch::dispatch(c10::DispatchKey::CPU, gated_rms_norm));
+  m.def(
+      "layer_norm(Tensor! out, Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, "
+      "float epsilon) -> ()");
+  m.impl("layer_norm", torch::dispatch(c10::DispatchKey::CPU, layer_norm));
   m.def("read_bytes(Tensor data) -> int");
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);

@@ -67,8 +67,8 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
     epilogue.bias = bias->const_data_ptr();
   }
   if (m == 0) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized || (!epilogue.residual && !epilogue.gated),
-                              "a quantized weight takes neither residual nor activation.");
+  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized || !epilogue.gated,
+                              "a quantized weight takes no gate.");
   Product product{};
   product.weight = &weight;
   product.dtype = dtype_of(a, "input");
@@ -150,6 +150,17 @@ void linear_add(at::Tensor& residual, const at::Tensor& x, int64_t handle,
   run_linear(weight, token_rows(x), bias, epilogue, residual);
 }
 
+void linear_act(at::Tensor& out, const at::Tensor& x, int64_t handle,
+                const std::optional<at::Tensor>& bias, c10::string_view activation) {
+  check_same_dtype(out, "output", x, "input");
+  GemmEpilogue epilogue{};
+  epilogue.activated = true;
+  epilogue.activation = activation_named(activation);
+  TORCH_CHECK_VALUE(epilogue.activation != Activation::kSwigluOai,
+                    "swigluoai takes a gate and a projection: call linear_act_and_mul.");
+  run_linear(packed_linear(handle), token_rows(x), bias, epilogue, out);
+}
+
 void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
                         const std::optional<at::Tensor>& bias, c10::string_view activation) {
   const PackedLinear& weight = packed_linear(handle);
@@ -158,7 +169,7 @@ void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
   check_same_dtype(out, "output", x, "input");
   GemmEpilogue epilogue{};
   epilogue.gated = true;
-  epilogue.activation = gating_named(activation);
+  epilogue.activation = activation_named(activation);
   run_linear(weight, token_rows(x), bias, epilogue, out);
 }
 

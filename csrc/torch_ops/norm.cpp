@@ -1,4 +1,5 @@
-// RMS norms, alone, after an addition and with a gate: check, view, hand rows to the kernel.
+// RMS norms, alone, after an addition and with a gate, and layer norms: check, view, hand rows to
+// the kernel.
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
 #include "torch_ops/views.h"
@@ -11,11 +12,12 @@ void run(DType dtype, const NormArgs& args, int64_t rows) {
                   [=](Slice slice) { kernels().rms_norm(dtype, args, slice); });
 }
 
-const void* weight_data(const OptionalTensor& weight, const at::Tensor& input, int64_t hidden) {
+const void* weight_data(const OptionalTensor& weight, const at::Tensor& input, int64_t hidden,
+                        const char* name = "weight") {
   if (!weight) return nullptr;
-  check_same_dtype(*weight, "weight", input, "input");
-  check_shape(*weight, {hidden}, "weight");
-  check_dense_last_dim(*weight, "weight");
+  check_same_dtype(*weight, name, input, "input");
+  check_shape(*weight, {hidden}, name);
+  check_dense_last_dim(*weight, name);
   return weight->data_ptr();
 }
 
@@ -108,6 +110,37 @@ void gemma_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& 
 void fused_add_gemma_rms_norm(at::Tensor& input, at::Tensor& residual, const at::Tensor& weight,
                               double epsilon) {
   add_norm(input, residual, weight, epsilon, 1.0f);
+}
+
+void layer_norm(at::Tensor& out, const at::Tensor& input, const OptionalTensor& residual,
+                const OptionalTensor& weight, const OptionalTensor& bias, double epsilon) {
+  check_same_dtype(out, "out", input, "input");
+  check_shape(out, input.sizes(), "out");
+  const at::Tensor x_rows = with_rows(input);
+  const Rows x = rows_of(x_rows, "input");
+  const Rows y = rows_of(out, "out");
+  LayerNormArgs args{};
+  args.x = x.data;
+  args.x_stride = x.stride;
+  at::Tensor residual_rows;
+  if (residual) {
+    check_same_dtype(*residual, "residual", input, "input");
+    check_shape(*residual, input.sizes(), "residual");
+    residual_rows = with_rows(*residual);
+    const Rows r = rows_of(residual_rows, "residual");
+    args.residual = r.data;
+    args.residual_stride = r.stride;
+  }
+  args.weight = weight_data(weight, input, x.size);
+  args.bias = weight_data(bias, input, x.size, "bias");
+  args.y = y.data;
+  args.y_stride = y.stride;
+  args.hidden = x.size;
+  args.epsilon = static_cast<float>(epsilon);
+  parallel_slices(x.count, row_grain(args.hidden),
+                  [=, dtype = dtype_of(input, "input")](Slice rows) {
+                    kernels().layer_norm(dtype, args, rows);
+                  });
 }
 
 void gated_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& gate,

@@ -23,6 +23,8 @@ void gemma_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& 
                     double epsilon);
 void fused_add_gemma_rms_norm(at::Tensor& input, at::Tensor& residual, const at::Tensor& weight,
                               double epsilon);
+void layer_norm(at::Tensor& out, const at::Tensor& input, const OptionalTensor& residual,
+                const OptionalTensor& weight, const OptionalTensor& bias, double epsilon);
 void gated_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& gate,
                     const at::Tensor& weight, double epsilon, bool gate_first,
                     c10::string_view activation);
@@ -47,6 +49,8 @@ at::Tensor linear(const at::Tensor& x, int64_t handle, int64_t out_features,
                   const OptionalTensor& bias, bool float_output);
 void linear_add(at::Tensor& residual, const at::Tensor& x, int64_t handle,
                 const OptionalTensor& bias);
+void linear_act(at::Tensor& out, const at::Tensor& x, int64_t handle, const OptionalTensor& bias,
+                c10::string_view activation);
 void linear_heads(at::Tensor& out, const at::Tensor& x, at::IntArrayRef handles);
 void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
                         const OptionalTensor& bias, c10::string_view activation);

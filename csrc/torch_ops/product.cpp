@@ -79,7 +79,7 @@ void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
                              weight->packed.const_data_ptr(),
                              row_shift,
                              column_shift,
-                             epilogue.bias,
+                             epilogue,
                              c,
                              c_stride,
                              float_output};
@@ -92,13 +92,14 @@ void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
   kernels().gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
 }
 
-Activation gating_named(c10::string_view name) {
+Activation activation_named(c10::string_view name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "gelu_quick") return Activation::kGeluQuick;
   if (name == "swigluoai") return Activation::kSwigluOai;
   TORCH_CHECK_VALUE(false, "activation '", name,
-                    "' is unknown: silu, gelu, gelu_tanh and swigluoai are.");
+                    "' is unknown: silu, gelu, gelu_tanh, gelu_quick and swigluoai are known.");
 }
 
 void run_product(const Product& product) {

@@ -20,7 +20,7 @@ struct Product {
   void* c;
   int64_t c_stride;
   bool float_output;
-  GemmEpilogue epilogue;  // of a quantized weight: bias alone
+  GemmEpilogue epilogue;  // of a quantized weight: not gated
   const float* row_shift;
   const float* column_shift;
 
@@ -35,7 +35,7 @@ struct Product {
 // All of it, on all threads.
 void run_product(const Product& product);
 
-// The activation between the halves of a gate and up projection.
-Activation gating_named(c10::string_view name);
+// The activation after a projection, or between the halves of a gate and up projection.
+Activation activation_named(c10::string_view name);
 
 }  // namespace cpu_backend

@@ -52,11 +52,13 @@ def _register_fakes() -> None:
 
     for name in (
         "linear_add",
+        "linear_act",
         "linear_act_and_mul",
         "experts",
         "gemma_rms_norm",
         "fused_add_gemma_rms_norm",
         "gated_rms_norm",
+        "layer_norm",
     ):  # what they give is written to an argument
         torch.library.register_fake(f"cpu_backend::{name}", lambda *_, **__: None)
 
@@ -230,6 +232,23 @@ def gated_rms_norm(
     return out
 
 
+def layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
+) -> torch.Tensor:
+    """Layer norm of x [..., hidden], or of x + residual rounded to their dtype.
+
+    residual has the shape of x; weight and bias are [hidden]; all have the dtype of x.  Dense
+    result, one rounding.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype)
+    torch.ops.cpu_backend.layer_norm.default(out, x, residual, weight, bias, epsilon)
+    return out
+
+
 def read_bytes(data: torch.Tensor) -> int:
     """Read a contiguous tensor once with all threads and do nothing else: the bandwidth limit.
 
@@ -301,6 +320,19 @@ class PackedLinear(products.Linear):
         """
         torch.ops.cpu_backend.linear_add(residual, x, self._handle, bias)
 
+    def act(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        activation: str,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """out [..., out_features] = act(linear(x)), to the bit what the two steps would give.
+
+        ``activation`` is silu, gelu, gelu_tanh or gelu_quick.
+        """
+        torch.ops.cpu_backend.linear_act(out, x, self._handle, bias, activation)
+
     def act_and_mul(
         self,
         out: torch.Tensor,
@@ -310,8 +342,8 @@ class PackedLinear(products.Linear):
     ) -> None:
         """out [..., out_features / 2] = act(first half of linear(x)) * second half.
 
-        What the separate activation gives, in 16 bits to the bit; ``activation`` is silu, gelu or
-        gelu_tanh.
+        What the separate activation gives, in 16 bits to the bit; ``activation`` is silu, gelu,
+        gelu_tanh or gelu_quick.
         """
         torch.ops.cpu_backend.linear_act_and_mul(out, x, self._handle, bias, activation)
 

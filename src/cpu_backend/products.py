@@ -16,6 +16,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -35,6 +36,10 @@ class Linear(ABC):
     def add_to(self, residual: Tensor, x: Tensor, bias: Tensor | None = None) -> None:
         """residual [..., out_features] += linear(x)."""
         residual.add_(self(x, None, bias))
+
+    def act(self, out: Tensor, x: Tensor, activation: str, bias: Tensor | None = None) -> None:
+        """out [..., out_features] = act(linear(x))."""
+        out.copy_(ACTIVATIONS[activation](self(x, None, bias)))
 
     def act_and_mul(
         self, out: Tensor, x: Tensor, activation: str, bias: Tensor | None = None

@@ -332,6 +332,39 @@ void test_gemm_adds_the_residual_as_a_second_op_would() {
 const Registration h("gemm/test_gemm_adds_the_residual_as_a_second_op_would",
                      test_gemm_adds_the_residual_as_a_second_op_would);
 
+// The store activates as a separate op would the stored product, bit for bit.
+void test_gemm_activates_as_a_second_op_would() {
+  for_each_target_and_emulated([](const KernelTable& table) {
+    for (DType type : kTypes) {
+      for (Activation kind :
+           {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh, Activation::kGeluQuick}) {
+        for (int64_t m : {1, 2, 13}) {
+          const Problem problem(type, m, 2 * table.panel_width + 3, 29);
+          const Buffer packed = problem.pack(table);
+          const int64_t panels = problem.panels(table);
+          Buffer expected(type, m, problem.n, problem.n + 4);
+          Buffer got(type, m, problem.n, problem.n + 4);
+          problem.run(table, problem.args(packed, expected, true), {0, m}, m, panels);
+          const ActivationArgs second{expected.data(), expected.stride(),
+                                      expected.data(), expected.stride(),
+                                      problem.n,       kind,
+                                      false,           false};
+          table.activation(type, second, {0, m});
+          GemmArgs args = problem.args(packed, got, true);
+          args.epilogue.activated = true;
+          args.epilogue.activation = kind;
+          problem.run(table, args, {0, m}, m, m == 2 ? 1 : panels);
+          expect(got == expected, "%s %lld rows, activation %d", name_of(type),
+                 static_cast<long long>(m), static_cast<int>(kind));
+          got.check_guards("activated");
+        }
+      }
+    }
+  });
+}
+const Registration k("gemm/test_gemm_activates_as_a_second_op_would",
+                     test_gemm_activates_as_a_second_op_would);
+
 void test_gemm_activates_and_multiplies_as_a_second_op_would() {
   for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;

@@ -27,9 +27,9 @@ void check_case(const KernelTable& table, const Case& c) {
   const int64_t n = c.block_size;
   const int64_t d = c.head_dim;
   const int64_t half = n * d;
-  // Both sides of block boundaries, out of order; negative slots are padding.
-  const std::vector<int64_t> slots = {3 * n - 1, -1, 3 * n, 0,         n - 1,          n,
-                                      -7,        1,  2,     2 * n + 5, kBlocks * n - 1};
+  // Both sides of block boundaries, out of order and side by side; negative slots are padding.
+  const std::vector<int64_t> slots = {
+      3 * n - 1, -1, 3 * n, 0, n - 1, n, -7, 1, 2, 4, 5, 6, kBlocks * n - 1, 2 * n + 4, 2 * n + 5};
   const int64_t tokens = static_cast<int64_t>(slots.size());
   const int64_t head_stride = d + 3;
   Buffer key(c.type, tokens, kHeads * head_stride, kHeads * head_stride + 1);

@@ -1,4 +1,4 @@
-// RMS norm, alone and after a residual addition.
+// RMS norm and layer norm, alone and after a residual addition.
 #include "harness.h"
 
 namespace cpu_backend::test {
@@ -185,6 +185,90 @@ void test_rms_norm_of_zeros_is_zero() {
   });
 }
 const Registration c("norm/test_rms_norm_of_zeros_is_zero", test_rms_norm_of_zeros_is_zero);
+
+// Row of values through a layer norm.
+template <class Real>
+std::vector<Real> layer_norm_row(std::vector<Real> x, const Buffer* weight, const Buffer* bias,
+                                 Real epsilon) {
+  Real mean = 0, variance = 0;
+  for (Real v : x) mean += v / static_cast<Real>(x.size());
+  for (Real v : x) variance += (v - mean) * (v - mean) / static_cast<Real>(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    x[i] = (x[i] - mean) / std::sqrt(variance + epsilon);
+    if (weight) x[i] *= static_cast<Real>(weight->get(0, at));
+    if (bias) x[i] += static_cast<Real>(bias->get(0, at));
+  }
+  return x;
+}
+
+void check_layer_norm(const KernelTable& table, DType type, int64_t hidden, bool with_residual,
+                      bool with_weight, bool in_place, Random& random) {
+  constexpr int64_t kRows = 4;
+  constexpr float kEpsilon = 1e-5f;
+  const std::string label =
+      format("layer norm %s hidden %lld residual %d weight %d in place %d", name_of(type),
+             static_cast<long long>(hidden), with_residual, with_weight, in_place);
+  Buffer x(type, kRows, hidden, hidden + 5), y(type, kRows, hidden, hidden + 3);
+  Buffer residual(type, kRows, hidden, hidden + 7), weight(type, 1, hidden), bias(type, 1, hidden);
+  x.fill(random, -1.0, 3.0);
+  for (Buffer* buffer : {&residual, &weight, &bias}) buffer->fill(random, -2.0, 2.0);
+  Buffer sum = residual;
+  for (int64_t r = 0; r < kRows; ++r)
+    for (int64_t i = 0; i < hidden; ++i)
+      sum.set(r, i, with_residual ? x.get(r, i) + residual.get(r, i) : x.get(r, i));
+  const Buffer kept = residual;
+  const Buffer before = x;
+  Buffer& out = in_place ? x : y;
+  LayerNormArgs args{};
+  args.x = x.data();
+  args.x_stride = x.stride();
+  args.residual = with_residual ? residual.data() : nullptr;
+  args.residual_stride = residual.stride();
+  args.weight = with_weight ? weight.data() : nullptr;
+  args.bias = with_weight ? bias.data() : nullptr;
+  args.y = out.data();
+  args.y_stride = out.stride();
+  args.hidden = hidden;
+  args.epsilon = kEpsilon;
+  table.layer_norm(type, args, {1, 3});
+
+  Compare compare(type, label);
+  for (int64_t r = 0; r < kRows; ++r) {
+    std::vector<double> wide;
+    std::vector<float> plain;
+    for (int64_t i = 0; i < hidden; ++i) {
+      wide.push_back(sum.get(r, i));
+      plain.push_back(sum.get(r, i));
+      expect(residual.bits(r, i) == kept.bits(r, i), "%s: the residual changed", label.c_str());
+      if (r < 1 || r >= 3)
+        expect(in_place ? out.bits(r, i) == before.bits(r, i) : out.untouched(r, i),
+               "%s: row %lld is outside the slice but was written", label.c_str(),
+               static_cast<long long>(r));
+    }
+    if (r < 1 || r >= 3) continue;
+    const Buffer* w = with_weight ? &weight : nullptr;
+    const Buffer* b = with_weight ? &bias : nullptr;
+    wide = layer_norm_row<double>(wide, w, b, static_cast<double>(kEpsilon));
+    plain = layer_norm_row<float>(plain, w, b, kEpsilon);
+    for (size_t i = 0; i < wide.size(); ++i)
+      compare.add(out.get(r, static_cast<int64_t>(i)), wide[i], plain[i]);
+  }
+  compare.check();
+  for (const Buffer* buffer : {&x, &y, &residual, &weight, &bias}) buffer->check_guards(label);
+}
+
+void test_layer_norm_matches_reference() {
+  for_each_target([](const KernelTable& table) {
+    Random random(23);
+    for (DType type : kTypes)
+      for (int64_t hidden : odd_sizes())
+        for (int flags = 0; flags < 8; ++flags)
+          check_layer_norm(table, type, hidden, (flags & 1) != 0, (flags & 2) != 0,
+                           (flags & 4) != 0, random);
+  });
+}
+const Registration e("norm/test_layer_norm_matches_reference", test_layer_norm_matches_reference);
 
 }  // namespace
 }  // namespace cpu_backend::test

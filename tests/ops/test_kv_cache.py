@@ -33,14 +33,15 @@ def write(
 
 
 @pytest.mark.parametrize(("block_size", "head_dim"), [(16, 32), (32, 80), (128, 16)])
+@pytest.mark.parametrize("in_order", [False, True], ids=["any order", "in order"])
 def test_pages_hold_keys_by_channel_and_values_by_token(
-    block_size: int, head_dim: int, dtype: torch.dtype, seeded: torch.Generator
+    block_size: int, head_dim: int, in_order: bool, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
     tokens, kv_heads = 3 * block_size, 2
     key = torch.randn(tokens, kv_heads, head_dim, generator=seeded).to(dtype)
     value = torch.randn(tokens, kv_heads, head_dim, generator=seeded).to(dtype)
     pages = torch.full((3, kv_heads, 2 * block_size, head_dim), float("nan"), dtype=dtype)
-    order = torch.randperm(tokens, generator=seeded)
+    order = torch.arange(tokens) if in_order else torch.randperm(tokens, generator=seeded)
     write(key, value, pages, order.tolist())
     at = order.argsort().view(3, block_size)  # [block, offset]: the token that went there
     for block in range(3):

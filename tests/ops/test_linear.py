@@ -154,6 +154,26 @@ def test_linear_act_and_mul_is_the_two_steps(
     out.assert_intact()
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (100, 50, 4000)])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "gelu_quick"])
+def test_linear_act_is_the_two_steps(
+    m: int, n: int, k: int, activation: str, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight, bias = (random(dtype, seeded, *shape) for shape in ((m, k), (n, k), (n,)))
+    layer, out = PackedLinear(weight), guarded(m, n, dtype)
+    layer.act(out.rows, x, activation, bias)
+    projected = layer(x, None, bias)
+    expected = torch.empty_like(projected)
+    if activation == "silu":
+        expected = torch.nn.functional.silu(projected)
+    elif activation == "gelu":
+        expected = torch.nn.functional.gelu(projected)
+    else:
+        getattr(torch.ops._C, activation)(expected, projected)
+    assert torch.equal(out.rows, expected)
+    out.assert_intact()
+
+
 def test_linear_packed_in_parts_gives_the_same_result(
     dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
@@ -169,6 +189,8 @@ def test_linear_epilogues_accept_leading_dimensions(seeded: torch.Generator) -> 
     assert torch.equal(residual, layer(x))
     layer.act_and_mul(out, x, "silu")
     assert out.shape == (2, 3, 4)
+    layer.act(residual, x, "silu")
+    assert torch.equal(residual, torch.nn.functional.silu(layer(x)))
 
 
 def test_linear_epilogues_pass_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
@@ -178,6 +200,8 @@ def test_linear_epilogues_pass_opcheck(dtype: torch.dtype, seeded: torch.Generat
     residual, out = random(dtype, seeded, 5, 18), random(dtype, seeded, 5, 9)
     torch.library.opcheck(add.default, (residual, x, layer._handle, bias))
     torch.library.opcheck(act.default, (out, x, layer._handle, None, "silu"))
+    plain = torch.ops.cpu_backend.linear_act.default
+    torch.library.opcheck(plain, (residual, x, layer._handle, bias, "gelu"))
 
 
 def test_linear_epilogues_refuse_what_does_not_fit() -> None:
@@ -189,6 +213,10 @@ def test_linear_epilogues_refuse_what_does_not_fit() -> None:
         halves.act_and_mul(torch.empty(3, 4), x, "silu")
     with pytest.raises(ValueError, match="activation 'relu' is unknown: silu, gelu"):
         halves.act_and_mul(torch.empty(3, 2), x, "relu")
+    with pytest.raises(ValueError, match="swigluoai takes a gate and a projection"):
+        layer.act(torch.empty(3, 4), x, "swigluoai")
+    with pytest.raises(ValueError, match=r"output has shape \[3, 2\], expected \[3, 4\]"):
+        layer.act(torch.empty(3, 2), x, "silu")
     with pytest.raises(TypeError, match="residual has dtype Half but input has Float"):
         layer.add_to(torch.empty(3, 4).half(), x)
     with pytest.raises(ValueError, match="5 output features cannot be packed in 2 equal parts"):

@@ -1,4 +1,4 @@
-"""RMS norms: the host's, Gemma's and those with a gate."""
+"""RMS norms, the host's, Gemma's and those with a gate, and layer norms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from cpu_backend import ops
 from tests.ops.accuracy import ODD_SIZES, assert_accurate, guarded
-from tests.reference.norm import gated_rms_norm, gemma_rms_norm, rms_norm
+from tests.reference.norm import gated_rms_norm, gemma_rms_norm, layer_norm, rms_norm
 
 EPSILON = 1e-5
 norm = functools.partial(rms_norm, epsilon=EPSILON)
@@ -209,3 +209,77 @@ def test_gated_rms_norm_refuses_what_it_cannot_do() -> None:
         gated(x, weight[:7])
     with pytest.raises(ValueError, match="silu or sigmoid, not through gelu"):
         gated(x, weight, "gelu")
+
+
+layer = functools.partial(layer_norm, epsilon=EPSILON)
+
+
+@pytest.mark.parametrize("hidden", [*ODD_SIZES, 384, 2049])
+@pytest.mark.parametrize("with_weight", [True, False], ids=["weight", "no weight"])
+@pytest.mark.parametrize("with_residual", [True, False], ids=["residual", "alone"])
+def test_layer_norm_matches_reference(
+    hidden: int,
+    with_weight: bool,
+    with_residual: bool,
+    dtype: torch.dtype,
+    seeded: torch.Generator,
+) -> None:
+    x = guarded(5, hidden, dtype, 2 + random((5, hidden), dtype, seeded))
+    residual = guarded(5, hidden, dtype, random((5, hidden), dtype, seeded))
+    weight, bias = (
+        random((hidden,), dtype, seeded) if with_weight else None for _ in ("weight", "bias")
+    )
+    out = guarded(5, hidden, dtype)
+    added = residual.rows if with_residual else None
+    before, kept = x.rows.clone(), residual.rows.clone()
+    torch.ops.cpu_backend.layer_norm(out.rows, x.rows, added, weight, bias, EPSILON)
+    total = x.rows + residual.rows if with_residual else x.rows
+    assert_accurate(out.rows, layer, total, weight, bias)
+    out.assert_intact()
+    assert torch.equal(x.rows, before)
+    assert torch.equal(residual.rows, kept)
+    # The sum is rounded to its dtype first: the same bits as of the sum that PyTorch makes.
+    assert torch.equal(ops.layer_norm(total, None, weight, bias, EPSILON), out.rows)
+
+
+def test_layer_norm_of_numbers_far_from_zero(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    """The variance is 1 or so and the mean's square 10^6 times that; of bf16, 64 and 4,096."""
+    x = (1000 if dtype != torch.bfloat16 else 64) + random((4, 133), dtype, seeded)
+    x = x.to(dtype)
+    assert_accurate(ops.layer_norm(x, None, None, None, EPSILON), layer, x, None, None)
+
+
+def test_layer_norm_works_in_place_and_keeps_rows_independent(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, weight = random((200, 257), dtype, seeded), random((257,), dtype, seeded)
+    together = ops.layer_norm(x, x, weight, weight, EPSILON)
+    for row in (0, 1, 77, 199):
+        assert torch.equal(ops.layer_norm(x[row], x[row], weight, weight, EPSILON), together[row])
+    torch.ops.cpu_backend.layer_norm(x, x, x, weight, weight, EPSILON)
+    assert torch.equal(x, together)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layer_norm_takes_any_strides(
+    layout: str, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    x, residual = (LAYOUTS[layout](random((768,), dtype, seeded)) for _ in range(2))
+    dense = ops.layer_norm(x.contiguous(), residual.contiguous(), None, None, EPSILON)
+    assert torch.equal(ops.layer_norm(x, residual, None, None, EPSILON), dense)
+
+
+def test_layer_norm_passes_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
+    x, weight = random((3, 17), dtype, seeded), random((17,), dtype, seeded)
+    arguments = (torch.empty_like(x), x, x, weight, weight, EPSILON)
+    torch.library.opcheck(torch.ops.cpu_backend.layer_norm.default, arguments)
+
+
+def test_layer_norm_refuses_what_does_not_fit() -> None:
+    x = torch.ones(3, 8)
+    with pytest.raises(ValueError, match=r"bias has shape \[7\], expected \[8\]"):
+        ops.layer_norm(x, None, None, torch.ones(7), EPSILON)
+    with pytest.raises(TypeError, match="weight has dtype Half but input has Float"):
+        ops.layer_norm(x, None, torch.ones(8).half(), None, EPSILON)
+    with pytest.raises(ValueError, match=r"residual has shape \[2, 8\], expected \[3, 8\]"):
+        ops.layer_norm(x, torch.ones(2, 8), None, None, EPSILON)

@@ -60,7 +60,10 @@ gated_rms_norm(Tensor! out, Tensor input, Tensor gate, Tensor weight, float epsi
 bool gate_first, str activation) -> ()
 gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()
 keep_top_(Tensor! logits, Tensor? k, Tensor? p) -> ()
+layer_norm(Tensor! out, Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, \
+float epsilon) -> ()
 linear(Tensor x, int handle, int out_features, Tensor? bias, bool float_output) -> Tensor
+linear_act(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
 linear_act_and_mul(Tensor! out, Tensor x, int handle, Tensor? bias, str activation) -> ()
 linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
 linear_heads(Tensor! out, Tensor x, int[] handles) -> ()

@@ -75,6 +75,9 @@ def test_linear(
     assert layer.nbytes >= weight.nbytes
     weight.zero_()  # the layer has a copy, or has no need of it
     assert_close(layer(x, None, bias), exact, 2)
+    activated = torch.empty(m, n, dtype=dtype)
+    layer.act(activated, x, "gelu", bias)
+    assert_close(activated, torch.nn.functional.gelu(exact), 4)
     residual = random(seeded, dtype, m, n)
     exact += residual.double()
     layer.add_to(residual, x, bias)

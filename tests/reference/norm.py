@@ -1,4 +1,4 @@
-"""RMS norm."""
+"""RMS norms and layer norm."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ def gated_rms_norm(
     if gate_first:
         return rms_norm(x * factor, weight, epsilon)
     return rms_norm(x, weight, epsilon) * factor
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float
+) -> torch.Tensor:
+    """x [..., hidden] less its mean, scaled to unit variance, then by weight, and bias added."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    scaled = centred / torch.sqrt(centred.pow(2).mean(dim=-1, keepdim=True) + epsilon)
+    if weight is not None:
+        scaled = scaled * weight
+    return scaled if bias is None else scaled + bias

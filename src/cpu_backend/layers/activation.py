@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from transformers.activations import GELUActivation
 
 from cpu_backend import providers
+from cpu_backend.host.bases import RowParallelLinear
 from cpu_backend.host.bases import activation as host
-from cpu_backend.layers import gated_forward
+from cpu_backend.layers import known_forward
 
 
 def _gated(op: torch._ops.OpOverload, x: torch.Tensor) -> torch.Tensor:
@@ -83,8 +85,9 @@ class CpuXIELU(host.XIELU):
         return self.forward_native(x.float()).to(x.dtype)
 
 
-class GatedLinear:
-    """A packed gate and up projection, and the activation and product that follow, in one call."""
+class ActivatedLinear:
+    """A packed projection and the activation that follows in one call; of a gate and up projection
+    their product as well."""
 
     def __init__(self, packed: providers.Linear, activation: str) -> None:
         self._packed = packed
@@ -93,38 +96,107 @@ class GatedLinear:
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [..., in_features] to [..., out_features / 2]; ``weight`` is not read."""
-        out = x.new_empty((*x.shape[:-1], self._packed.out_features // 2))
-        self._packed.act_and_mul(out, x, self._activation, bias)
+        """x [..., in_features] to [..., out_features / parts]; ``weight`` is not read."""
+        packed = self._packed
+        out = x.new_empty((*x.shape[:-1], packed.out_features // packed.parts))
+        run = packed.act if packed.parts == 1 else packed.act_and_mul
+        run(out, x, self._activation, bias)
         return out
 
 
-_MLP = {"gate_up_proj", "act_fn", "down_proj"}
+# What is nothing but projection, activation and, where it is the module's, projection back.
+_FORMS = (
+    """
+    def forward(self, x):
+        projected, _ = self.projection(x)
+        activated = self.activation(projected)
+        out, _ = self.down(activated)
+        return out
+    """,
+    """
+    def forward(self, x):
+        projected, _ = self.projection(x)
+        out, _ = self.down(self.activation(projected))
+        return out
+    """,
+    """
+    def forward(self, x):
+        return self.down(self.activation(self.projection(x)[0]))[0]
+    """,
+    # The host's function activates and quantizes in one kernel where it has one: not on CPUs.
+    """
+    def forward(self, x):
+        projected, _ = self.projection(x)
+        activated = maybe_fused_act_quant(self.activation, projected, self.down)
+        out, _ = self.down(activated)
+        return out
+    """,
+    """
+    def forward(self, x):
+        projected, _ = self.projection(x)
+        activated = self.activation(projected)
+        return activated
+    """,
+)
+# The same with a gate that the module applies itself.
+_GATED_FORM = """
+    def forward(self, x):
+        both, _ = self.projection(x)
+        gate, up = both.chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)[0]
+    """
 
 
 def activate_in_linear(model: torch.nn.Module) -> int:
-    """Let gate and up projections do the activation after them; returns how many do.
+    """Let projections do the activation after them; returns how many do.
 
-    Taken are modules of just ``gate_up_proj``, ``act_fn`` and ``down_proj`` whose forward is of a
-    known form, so that nothing lies between projection and activation.
+    Taken are modules of a known form and of nothing else, so that nothing lies between projection
+    and activation.
     """
-    fused = 0
-    for module in model.modules():
-        children = {name for name, _ in module.named_children()}
-        if children != _MLP or not gated_forward.is_known(type(module).forward):
-            continue
-        packed = getattr(module.gate_up_proj, "cpu_linear", None)
-        activation = _name_of(module.act_fn)
-        if activation and isinstance(packed, providers.Linear) and packed.parts == 2:
-            module.gate_up_proj.cpu_linear = GatedLinear(packed, activation)
-            module.act_fn = torch.nn.Identity()
-            fused += 1
-    return fused
+    return sum(_activate_in_linear(module) for module in model.modules())
+
+
+def _activate_in_linear(module: torch.nn.Module) -> bool:
+    forward = type(module).forward
+    for form in (*_FORMS, _GATED_FORM):
+        if names := known_forward.attributes(forward, form):
+            break
+    else:
+        return False
+    if set(names.values()) != {name for name, _ in module.named_children()}:
+        return False
+    projection = getattr(module, names["projection"])
+    packed = getattr(projection, "cpu_linear", None)
+    activation = getattr(module, names["activation"])
+    of_halves = form != _GATED_FORM and isinstance(activation, (CpuSiluAndMul, CpuGeluAndMul))
+    gated = of_halves or form == _GATED_FORM
+    name = _name_of(activation)
+    if (
+        name is None
+        or not isinstance(packed, providers.Linear)
+        or packed.parts != (2 if gated else 1)
+        or isinstance(projection, RowParallelLinear)  # its result may be a part of a sum
+    ):
+        return False
+    projection.cpu_linear = ActivatedLinear(packed, name)
+    setattr(module, names["activation"], torch.nn.Identity())
+    if form == _GATED_FORM:
+        down = getattr(module, names["down"])
+        module.forward = lambda x: down(projection(x)[0])[0]
+    return True
 
 
 def _name_of(activation: torch.nn.Module) -> str | None:
-    if isinstance(activation, CpuSiluAndMul):
+    """Of a function that linear layers compute, whose class it may be: the host's, torch's or
+    that of transformers."""
+    if isinstance(activation, (CpuSiluAndMul, torch.nn.SiLU)):
         return "silu"
-    if isinstance(activation, CpuGeluAndMul):
+    if isinstance(activation, (CpuGeluAndMul, torch.nn.GELU)):
         return "gelu_tanh" if activation.approximate == "tanh" else "gelu"
+    if isinstance(activation, (host.GELU, GELUActivation)):
+        return "gelu"
+    if isinstance(activation, (host.GELUTanh, host.NewGELU, host.FastGELU)):
+        return "gelu_tanh"
+    if isinstance(activation, host.QuickGELU):
+        return "gelu_quick"
     return None

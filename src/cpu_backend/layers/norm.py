@@ -1,6 +1,8 @@
-"""RMS norms on the fused ops: with a residual or a gate, all is one pass."""
+"""Norms on the fused ops: with a residual or a gate, all is one pass."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -12,6 +14,8 @@ from cpu_backend.host.bases import (
     RMSNorm,
     RMSNormGated,
 )
+from cpu_backend.layers import known_forward
+from cpu_backend.layers.linear import SUPPORTED
 
 
 class CpuRMSNorm(RMSNorm):
@@ -93,3 +97,74 @@ class CpuMixer2RMSNormGated(Mixer2RMSNormGated):
             gate_first=True,
             act="silu",
         ).flatten(-2)
+
+
+class CpuLayerNorm(torch.nn.LayerNorm):
+    """torch's layer norm of the last dimension."""
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x, residual [..., hidden]: of x or of their sum."""
+        if self.weight is not None and self.weight.dtype != x.dtype:
+            return super().forward(x if residual is None else x + residual)
+        return ops.layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+
+# What adds and normalizes: after a projection, and in a whole layer.
+_ADD_AFTER_PROJECTION = """
+    def forward(self, x, residual):
+        projected, _ = self.projection(x)
+        normalized = self.norm(projected + residual)
+        return normalized
+    """
+_ADD_TWICE = """
+    def forward(self, positions, x):
+        attended = self.attention(positions, x)
+        between = self.first_norm(x + attended)
+        out = self.mlp(between)
+        result = self.second_norm(between + out)
+        return result
+    """
+
+
+def take_layer_norms(model: torch.nn.Module) -> None:
+    """Have torch's own layer norms in ``model`` run here, with the addition before them where the
+    forward around them is of a known form."""
+    for module in model.modules():
+        if (
+            type(module) is torch.nn.LayerNorm
+            and len(module.normalized_shape) == 1
+            and (module.weight is None or module.weight.dtype in SUPPORTED)
+        ):
+            module.__class__ = CpuLayerNorm
+    for module in model.modules():
+        for form, add in ((_ADD_AFTER_PROJECTION, _add_after_projection), (_ADD_TWICE, _add_twice)):
+            names = known_forward.attributes(type(module).forward, form)
+            parts = {role: getattr(module, name) for role, name in (names or {}).items()}
+            norms = [part for role, part in parts.items() if role.endswith("norm")]
+            if norms and all(isinstance(norm, CpuLayerNorm) for norm in norms):
+                module.forward = add(**parts)
+
+
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _add_after_projection(projection: torch.nn.Module, norm: CpuLayerNorm) -> Forward:
+    def forward(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = norm(projection(x)[0], residual)
+        return result
+
+    return forward
+
+
+def _add_twice(
+    attention: torch.nn.Module,
+    first_norm: CpuLayerNorm,
+    mlp: torch.nn.Module,
+    second_norm: CpuLayerNorm,
+) -> Forward:
+    def forward(positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        between = first_norm(hidden_states, attention(positions, hidden_states))
+        result: torch.Tensor = second_norm(between, mlp(between))
+        return result
+
+    return forward

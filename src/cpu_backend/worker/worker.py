@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import host, info, ops, speculation
-from cpu_backend.layers import linear
+from cpu_backend.layers import linear, norm
 from cpu_backend.platform import local_layout
 from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
@@ -82,7 +82,9 @@ class CPUWorker(Worker):
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Load, and see to modules that are not the host's layers, which see to themselves."""
         super().load_model(load_dummy_weights=load_dummy_weights)
-        linear.pack_plain(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        linear.pack_plain(model)
+        norm.take_layer_norms(model)
 
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
