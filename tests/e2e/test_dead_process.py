@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -70,6 +72,31 @@ def test_killed_process_ends_the_server_cleanly(
         assert "Traceback" not in server.log()
     if kind != "API server":
         assert server.process.wait(10) == 1
+
+
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from vllm import LLM, SamplingParams
+
+def kill_soon():
+    time.sleep(2)
+    [engine] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(engine), signal.SIGKILL)
+
+llm = LLM(sys.argv[1], device="cpu", max_model_len=2048)
+threading.Thread(target=kill_soon).start()
+sampling = SamplingParams(max_tokens=1900, ignore_eos=True)
+llm.generate([{"prompt_token_ids": [504] * 8}] * 64, sampling)
+"""
+
+
+def test_killed_engine_ends_a_program_that_waits_for_it(model_path: str) -> None:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    command = [sys.executable, "-c", KILLED, model_path]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "The engine process was killed by signal 9 (SIGKILL)" in done.stderr[-500:], done.stderr
 
 
 def generate(server: Server) -> None:

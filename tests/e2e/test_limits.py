@@ -18,13 +18,13 @@ LENGTH = 1024
 @pytest.mark.needs("control groups")
 def test_a_full_kv_cache_fits_the_memory_of_a_container(model_path: str, tmp_path: Path) -> None:
     """Its size is what the limit leaves, and every page of it is written."""
-    prompts = [[1000 + i, *range(500, 499 + LENGTH)] for i in range(24)]
+    prompts = [[1000 + i, *range(500, 499 + LENGTH)] for i in range(12)]
     job = {
         "engine": {"model": model_path, "max_model_len": LENGTH + 4},
         "batches": [prompts],
         "sampling": {"max_tokens": 4},
     }
-    with cgroup.limited(1300 * MIB, 1) as program:
+    with cgroup.limited(1400 * MIB, 1) as program:
         [answers], log = engine.run_by([*program, *AS_SIZED], job, tmp_path)
     [sized] = [line for line in log.splitlines() if "cpu_backend: KV cache holds" in line]
     print(sized)

@@ -114,6 +114,14 @@ def test_auto_leaves_a_margin(total: float, available: float, margin: float) -> 
     assert plan_kv_bytes(None, status).bytes == int((available - margin) * GIB)
 
 
+def test_auto_leaves_what_a_step_takes() -> None:
+    status = machine_with(2, 1)
+    assert plan_kv_bytes(None, status, step_bytes=GIB // 2).bytes == GIB // 2
+    assert plan_kv_bytes(None, status, step_bytes=GIB // 8).bytes == 3 * GIB // 4
+    with pytest.raises(ConfigError, match="No memory is left for the KV cache"):
+        plan_kv_bytes(None, status, step_bytes=GIB)
+
+
 def test_auto_takes_no_more_than_is_useful() -> None:
     budget = plan_kv_bytes(None, machine_with(64, 50), useful_bytes=3 * GIB)
     assert budget.bytes == 3 * GIB

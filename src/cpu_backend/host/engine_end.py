@@ -1,9 +1,9 @@
 """How a running engine ended: the server says it, and fails with it.
 
-What: the thread that waits for engines notes how the first one ended; requests, and the server when
-    it exits, fail with that sentence.  An engine that was asked to stop has not died.
+What: the thread that waits for engines notes how the first one ended; requests, LLM, and the server
+    when it exits, fail with that sentence.  An engine that was asked to stop has not died.
 Why: the host exits with 0 when its engine was killed, and logs an EngineDeadError with its
-    traceback at most stops and for every request that waits.
+    traceback at most stops and for every request that waits.  LLM waits for ever.
 Since: 0.32
 Until: it fails with its engine and logs no death at a stop.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import queue
 from multiprocessing import connection
 from typing import Any
 
@@ -40,6 +41,20 @@ def watch(original: Any) -> Any:
         original(self)
 
     return monitor
+
+
+@patch("vllm.v1.engine.core_client", "MPClient.shutdown(self, ...)")
+def wake(original: Any) -> Any:
+    """The thread that feeds what LLM waits for ends without a word when the engine was killed."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        waiting = getattr(self, "outputs_queue", None)
+        if isinstance(waiting, queue.Queue):  # the server's is asyncio's, and is told
+            waiting.put_nowait(EngineDeadError())
+
+    return shutdown
 
 
 def _tell_requests(said: str) -> None:

@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 # Kept free in auto mode for activations, page cache and the other processes: a tenth of the limit,
 # at least 1 GiB. Where that is more than a quarter of what is available (a container of 2 GiB), it
-# is that quarter, so that small models still start.
+# is that quarter, so that small models still start, but no less than what a step takes.
 MARGIN_OF_TOTAL = 0.10
 MARGIN_MIN_BYTES = GIB
 MARGIN_MAX_OF_AVAILABLE = 0.25
@@ -104,17 +104,19 @@ def plan_kv_bytes(
     *,
     used_bytes: int = 0,
     useful_bytes: int | None = None,
+    step_bytes: int = 0,
 ) -> KvBudget:
     """Size the KV cache.
 
     A request is granted whole or refused. Without one, the cache gets what is available less a
-    safety margin, but never more than ``useful_bytes`` (every sequence at full length), nor what
-    ``utilization`` of the total leaves after the ``used_bytes`` this rank already holds; pass
-    ``utilization`` only if the user chose it. Raises ConfigError if that does not fit.
+    safety margin of at least ``step_bytes``, but never more than ``useful_bytes`` (every sequence
+    at full length), nor what ``utilization`` of the total leaves after the ``used_bytes`` this rank
+    already holds; pass ``utilization`` only if the user chose it. Raises ConfigError if that does
+    not fit.
     """
     who, way_out = _LIMITERS[status.limited_by]
     state = f"{_gib(status.available)} of {_gib(status.total)} available, limited by {who}"
-    margin = safety_margin(status)
+    margin = max(safety_margin(status), step_bytes)
     if requested is not None:
         if requested > status.available:
             raise ConfigError(

@@ -31,6 +31,8 @@ from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
 
+UNSHARED = 128 << 20
+
 
 class CPUWorker(Worker):
     """The host's worker with everything about the device replaced."""
@@ -97,6 +99,7 @@ class CPUWorker(Worker):
             self.cache_config.kv_cache_memory_bytes,
             status,
             useful_bytes=self._useful_kv_bytes(),
+            step_bytes=self._step_bytes(),
         )
         self.kv_explanation = budget.explanation
         return budget.bytes
@@ -107,6 +110,18 @@ class CPUWorker(Worker):
             specs = self.model_runner.get_kv_cache_spec().values()
         per_request = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in specs)
         return per_request * self.scheduler_config.max_num_seqs
+
+    def _step_bytes(self) -> int:
+        """About what the largest step writes beside the KV cache: a few rows of the hidden size per
+        token, and of the feed-forward network's; and what the processes come to own of the memory
+        that they share after a fork."""
+        model = self.model_config
+        hidden = model.get_hidden_size()
+        wide = getattr(model.hf_text_config, "intermediate_size", None) or 4 * hidden
+        widest = max(wide) if isinstance(wide, (list, tuple)) else wide
+        row = 6 * hidden + 3 * widest // self.parallel_config.tensor_parallel_size
+        tokens = self.scheduler_config.max_num_batched_tokens
+        return tokens * row * model.dtype.itemsize + UNSHARED
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the cache and say how it was sized; encoders and some classifiers have none."""
