@@ -171,7 +171,7 @@ struct QuantProblem {
     args.layout = layout;
     args.rows = rows.rows;
     args.packed = packed.data();
-    args.bias = with_bias ? bias.data() : nullptr;
+    args.epilogue.bias = with_bias ? bias.data() : nullptr;
     args.c = c.data();
     args.c_stride = c.stride();
     args.float_output = c.type() != type;
