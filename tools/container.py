@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools import aarch64
+from tools import aarch64, cgroup
 
 ROOT = Path(__file__).resolve().parents[1]
 QUESTION = "Which city is the capital of France?"
@@ -54,7 +54,8 @@ def architecture_of(tag: str) -> str | None:
 @dataclass(frozen=True)
 class Conditions:
     """How a container is run; ``user`` as in `docker run --user`, the image's own where empty;
-    ``shm`` is the size of /dev/shm; ``restricted`` refuses to bind threads and memory."""
+    ``shm`` is the size of /dev/shm; ``restricted`` refuses to bind threads and memory; ``limits``
+    are bytes of memory and the time of how many CPUs."""
 
     name: str
     user: str = ""
@@ -62,11 +63,13 @@ class Conditions:
     shm: str = "64m"
     restricted: bool = False
     open_files: int = 4096
+    limits: tuple[int, float] | None = None
 
 
 AS_BUILT = Conditions("as built")
 # What clusters ask for: an id that the image does not know, nothing to write but what is mounted.
 STRICT = Conditions("strict", "54321:54321", True, restricted=True, open_files=1024)
+LIMITED = Conditions("limited", limits=(4 << 30, 1.0))
 
 # $1 root, $2 folder of the model, $3 size of /dev/shm, $4 "ro" or "rw", $5 folder with what /proc
 # and /sys say of an emulated CPU or "", then the command.
@@ -84,6 +87,12 @@ if [ "$cpu" ]; then
 else
   mount --bind /sys "$root/sys"
 fi
+mount -t tmpfs cgroup "$root/sys/fs/cgroup"
+while IFS=: read -r _ kind group; do # a container sees its own limits there
+  [ -e "/sys/fs/cgroup/$kind/cgroup.procs" ] || continue
+  mkdir -p "$root/sys/fs/cgroup/$kind"
+  mount --bind "/sys/fs/cgroup/$kind$group" "$root/sys/fs/cgroup/$kind"
+done < /proc/self/cgroup
 mount -t tmpfs -o mode=755 dev "$root/dev"
 for device in null zero full random urandom; do
   touch "$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"
@@ -102,8 +111,15 @@ def try_image(tag: str, model: Path) -> None:
         raise ImageError(f"there is no image {tag}: run `make image` first.")
     with mounted(tag) as (root, config), emulated_cpu(architecture) as cpu:
         look(root, config)
-        for conditions in (AS_BUILT, STRICT):
-            serve(Container(root, config, cpu), conditions, model)
+        for conditions in (AS_BUILT, STRICT, LIMITED):
+            if conditions.limits and not cgroup.can_be_made():
+                print(f"{conditions.name}: not tried, control groups cannot be made here")
+                continue
+            limits: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
+            if conditions.limits:
+                limits = cgroup.limited(*conditions.limits)
+            with limits as begin:
+                serve(Container(root, config, cpu), conditions, model, begin)
 
 
 @dataclass(frozen=True)
@@ -157,14 +173,16 @@ def look(root: Path, config: dict[str, Any]) -> None:
     print(f"image: {size.split()[0]} MB, no compiler, user {config['User']}", flush=True)
 
 
-def serve(container: Container, conditions: Conditions, model: Path) -> None:
-    """Ask a server in a container one question, and stop it as `docker stop` does."""
+def serve(container: Container, conditions: Conditions, model: Path, begin: list[str]) -> None:
+    """Ask a server in a container one question, and stop it as `docker stop` does.  ``begin``:
+    what to put before the command that makes the container."""
     config = container.config
     port = free_port()
     options = ["/mnt", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"]
     with tempfile.TemporaryFile("w+") as log:
         start = time.monotonic()
-        process = run(container, conditions, model, [*config["Entrypoint"], *options], log)
+        command = [*config["Entrypoint"], *options]
+        process = run(container, conditions, model, begin, command, log)
         try:
             said = ""
             wait_until_healthy(process, container, port)
@@ -196,7 +214,12 @@ def serve(container: Container, conditions: Conditions, model: Path) -> None:
 
 
 def run(
-    container: Container, conditions: Conditions, model: Path, command: list[str], log: Any
+    container: Container,
+    conditions: Conditions,
+    model: Path,
+    begin: list[str],
+    command: list[str],
+    log: Any,
 ) -> subprocess.Popen[bytes]:
     """Start the command as the first process of a container."""
     root = container.root
@@ -204,6 +227,7 @@ def run(
     mode = "ro" if conditions.read_only else "rw"
     refusing = [sys.executable, str(ROOT / "tests/e2e/restricted.py")]
     program = [
+        *begin,
         *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
         *("sh", "-c", INSIDE, "sh", str(root), str(model.resolve()), conditions.shm, mode),
         str(container.cpu or ""),
