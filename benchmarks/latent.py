@@ -35,7 +35,7 @@ REQUESTS = (1, 4)
 STEPS = 32
 CHUNK = 2048  # tokens of a step
 
-CONFIG = {  # DeepSeek-V2-Lite, from memory
+CONFIG = {  # of DeepSeek-V2-Lite
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",
     "vocab_size": 32000,
