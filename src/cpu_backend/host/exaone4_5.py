@@ -1,6 +1,6 @@
 """EXAONE 4.5 takes the mean off its images' pixels.
 
-What: its encoder gets the layer that does so, if it has none.
+What: its encoder gets the layer that does so, if it has one that does nothing.
 Why: the host leaves that to the model, whose class says that it does so, as the one it is derived
     from; but its encoder is made without.
 Since: 0.32
@@ -20,11 +20,14 @@ from cpu_backend.host.seam import patch
 )
 def normalize_pixels(original: Any) -> Any:
     """After the encoder is made."""
-    from vllm.model_executor.layers.fusion.mm_input_norm import build_mm_input_norm
+    from vllm.model_executor.layers.fusion.mm_input_norm import (
+        IdentityInputNorm,
+        build_mm_input_norm,
+    )
 
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: N807
         original(self, vllm_config=vllm_config, prefix=prefix)
-        if getattr(self.visual, "input_norm", None) is None:
+        if isinstance(self.visual.input_norm, IdentityInputNorm):
             self.visual.input_norm = build_mm_input_norm(vllm_config.model_config)
 
     return __init__
