@@ -124,9 +124,9 @@ def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float
 
 
 def rms(errors: torch.Tensor, without: float = 0.02) -> float:
-    """Without the largest share: where two experts are nearly equal, rounding chooses, and one such
-    token weighs more than all others."""
-    kept = errors.square().sort().values[: math.ceil((1 - without) * len(errors))]
+    """Without the largest share, one token at least: where two experts are nearly equal, rounding
+    chooses, and one such token weighs more than all others."""
+    kept = errors.square().sort().values[: math.floor((1 - without) * len(errors))]
     return float(kept.mean().sqrt())
 
 
