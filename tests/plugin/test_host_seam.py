@@ -230,3 +230,6 @@ def test_the_list_can_be_printed() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "orphans: A process of the engine ends" in done.stdout
+    changed = re.findall(r"^Upstream: .*/blob/v[\d.]+/vllm/(\S+)$", done.stdout, re.MULTILINE)
+    assert len(changed) > 30
+    assert all((source.host().root / path).is_file() for path in changed)
