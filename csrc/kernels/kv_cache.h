@@ -24,7 +24,7 @@
 
 #include "core/slice.h"
 #include "core/view.h"
-#include "kernels/panel.h"
+#include "kernels/panel_buffer.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 

@@ -321,11 +321,7 @@ class PackedLinear(products.Linear):
         torch.ops.cpu_backend.linear_add(residual, x, self._handle, bias)
 
     def act(
-        self,
-        out: torch.Tensor,
-        x: torch.Tensor,
-        activation: str,
-        bias: torch.Tensor | None = None,
+        self, out: torch.Tensor, x: torch.Tensor, activation: str, bias: torch.Tensor | None = None
     ) -> None:
         """out [..., out_features] = act(linear(x)), to the bit what the two steps would give.
 
@@ -334,11 +330,7 @@ class PackedLinear(products.Linear):
         torch.ops.cpu_backend.linear_act(out, x, self._handle, bias, activation)
 
     def act_and_mul(
-        self,
-        out: torch.Tensor,
-        x: torch.Tensor,
-        activation: str,
-        bias: torch.Tensor | None = None,
+        self, out: torch.Tensor, x: torch.Tensor, activation: str, bias: torch.Tensor | None = None
     ) -> None:
         """out [..., out_features / 2] = act(first half of linear(x)) * second half.
 

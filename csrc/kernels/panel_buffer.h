@@ -1,0 +1,86 @@
+// Panels side by side, as a page of keys or values has them, and products with a part of them.
+#pragma once
+
+#include "kernels/panel.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+// `depth` rows of `columns` columns as panels one after the other, the last one as narrow as what
+// is left; both are multiples of 16.
+template <class T>
+struct PanelBuffer {
+  T* at;
+  int64_t depth, columns;
+
+  // Of the panel that holds a column.
+  CPU_BACKEND_INLINE int64_t first(int64_t column) const {
+    return column / kPanelWidth * kPanelWidth;
+  }
+  CPU_BACKEND_INLINE int64_t width(int64_t column) const {
+    const int64_t left = columns - first(column);
+    return left < kPanelWidth ? left : kPanelWidth;
+  }
+  CPU_BACKEND_INLINE int64_t offset(int64_t k, int64_t column) const {
+    return first(column) * depth + panel_offset<T>(k, column - first(column), width(column));
+  }
+};
+
+// f(column, done, now) for the `count` columns from `column` on, those of one panel at a time:
+// `now` of them behind the `done` ones before; both arguments are multiples of 16.
+template <class T, class F>
+CPU_BACKEND_INLINE void for_each_panel(const PanelBuffer<T>& b, int64_t column, int64_t count,
+                                       F f) {
+  for (int64_t done = 0, now; done < count; done += now) {
+    const int64_t at = column + done;
+    const int64_t in_panel = b.first(at) + b.width(at) - at;
+    now = count - done < in_panel ? count - done : in_panel;
+    f(at, done, now);
+  }
+}
+
+// c[rows][count] (+)= a[rows][depth] * rows k, k + 1, ... and columns `column`, ... of b; column is
+// a multiple of 16, count one of kWholeColumns<T>.  Meanwhile the same part of the buffer
+// at `next`, if any, is fetched into L2, but for panels from column `next_columns` on.
+template <class A, class T>
+void multiply_columns(int64_t rows, int64_t count, const A* a, int64_t a_stride,
+                      const PanelBuffer<T>& b, int64_t k, int64_t column, int64_t depth, float* c,
+                      int64_t c_stride, bool accumulate, const T* next, int64_t next_columns) {
+  for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
+    const int64_t offset = b.offset(k, at);
+    multiply_panel(rows, now, a, a_stride, b.at + offset, b.width(at), depth, c + done, c_stride,
+                   accumulate, next && at < next_columns ? next + offset : nullptr);
+  });
+}
+
+#if defined(CPU_BACKEND_BF16_PAIRS)
+// One chain of the widest panel of bf16.
+constexpr int64_t kDecoded = kPanelWidth * kChainLength;
+
+// multiply_columns() for fp8, decoded to bf16, which holds it exactly: a chain of a panel at a
+// time, in L1, for all rows.  k is even, rows of a are bf16, decoded has room for kDecoded.
+template <class Code>
+void multiply_decoded(int64_t rows, int64_t count, const bf16_t* a, int64_t a_stride,
+                      const PanelBuffer<Code>& b, int64_t k, int64_t column, int64_t depth,
+                      float* c, int64_t c_stride, bool accumulate, const Code* next,
+                      int64_t next_columns, bf16_t* decoded) {
+  static_assert(kPairing<Code> == 2 && kPairing<bf16_t> == 2, "elements lie alike");
+  for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
+    const int64_t width = b.width(at), first = b.offset(k, b.first(at));
+    const Code* const ahead = next && at < next_columns ? next + first : nullptr;
+    for (int64_t i = 0; i < depth; i += kChainLength) {
+      const int64_t steps = depth - i < kChainLength ? depth - i : kChainLength;
+      const int64_t begin = i * width, size = round_up(steps, 2) * width;
+      for (int64_t j = 0; j < size; j += 2 * kLanes) {
+        if (ahead) __builtin_prefetch(ahead + begin + j, 0, 2);
+        const auto pairs = load_pairs(b.at + first + begin + j);
+        store_raw(decoded + j, joined_bf16(first_of_pair(pairs), second_of_pair(pairs)));
+      }
+      const bf16_t* panel = decoded + panel_offset<bf16_t>(0, at - b.first(at), width);
+      multiply_panel(rows, now, a + i, a_stride, panel, width, steps, c + done, c_stride,
+                     accumulate || i > 0, static_cast<const bf16_t*>(nullptr));
+    }
+  });
+}
+#endif
+
+}  // namespace CPU_BACKEND_NAMESPACE
