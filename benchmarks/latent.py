@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.compare.process import Runner, RunnerError
 from benchmarks.recurrent import weights_of
-from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary
+from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary, take_turns
 
 REQUESTS = (1, 4)
 STEPS = 32
@@ -214,22 +214,10 @@ def main() -> None:
         folder = Path(name)
         engines = start_engines(stack, folder, config, options)
         probe = start_probe(stack, folder / "probe.log", wall=options.wall)
-        values: dict[tuple[str, str], list[float]] = {}
-        bandwidth = peak = 0.0
-        for turn in range(-1, options.rounds):  # in the first one steps are recorded
-            for engine in list(engines):
-                try:
-                    found = measure(engine.runner, options.context)
-                except RunnerError as error:  # another build may not compute this model
-                    print(f"{engine.name}: {error}", flush=True)
-                    engines.remove(engine)
-                    continue
-                if turn >= 0:
-                    for work, value in found.items():
-                        values.setdefault((engine.name, work), []).append(value)
-                limits = probe.ask({})
-                bandwidth = max(bandwidth, limits["bytes_per_s"])
-                peak = max(peak, limits["flop_per_s"])
+        values, limits = take_turns(
+            engines, lambda engine: measure(engine.runner, options.context), probe, options.rounds
+        )
+        bandwidth, peak = limits["bytes_per_s"], limits["flop_per_s"]
         report(engines, config, options.context, values, bandwidth, peak)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.process import Runner, RunnerError
-from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary
+from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary, take_turns
 
 PROMPT = 1024
 STEPS = 32
@@ -247,21 +247,10 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
             counted = weights if config is model.config else weights_of(config)
             engines.append(Engine(label, runner, counted, states))
         probe = start_probe(stack, folder / f"{name}-probe.log", wall=options.wall)
-        values: dict[tuple[str, str], list[float]] = {}
-        bandwidth = 0.0
-        for turn in range(-1, options.rounds):  # in the first one steps are recorded
-            for engine in list(engines):
-                try:
-                    found = measure(engine.runner)
-                except RunnerError as error:  # another build may not compute this model
-                    print(f"{name}, {engine.name}: {error}", flush=True)
-                    engines.remove(engine)
-                    continue
-                if turn >= 0:
-                    for work, value in found.items():
-                        values.setdefault((engine.name, work), []).append(value)
-                bandwidth = max(bandwidth, probe.ask({})["bytes_per_s"])
-    report(name, engines, values, bandwidth)
+        values, limits = take_turns(
+            engines, lambda engine: measure(engine.runner), probe, options.rounds, f"{name}, "
+        )
+    report(name, engines, values, limits["bytes_per_s"])
 
 
 def measure(runner: Runner) -> dict[str, float]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
 from benchmarks.compare.peers import RUNNERS
-from benchmarks.compare.process import Runner, clean_environ
+from benchmarks.compare.process import Runner, RunnerError, clean_environ
 
 OURS = Path(sys.executable)
 TIMEOUT_S = 900
@@ -53,6 +55,46 @@ def start_probe(stack: ExitStack, log: Path, *, wall: bool) -> Runner:
     probe = start_runner(stack, OURS, "machine_limits.py", log, {}, wall=wall)
     probe.ask({"threads": threads(wall=wall), "cpu_time": not wall})
     return probe
+
+
+class Named(Protocol):
+    """An engine by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Engine = TypeVar("Engine", bound=Named)
+
+
+def take_turns(
+    engines: list[Engine],
+    measure: Callable[[Engine], dict[str, float]],
+    probe: Runner,
+    rounds: int,
+    about: str = "",
+) -> tuple[dict[tuple[str, str], list[float]], dict[str, float]]:
+    """Figures of each round by (engine, work), and the most that the probe found of each limit.
+
+    One more round goes before, in which steps are recorded.  An engine that fails, as another build
+    may that does not compute the model, is taken off the list, and a line says so.
+    """
+    values: dict[tuple[str, str], list[float]] = {}
+    limits: dict[str, float] = {}
+    for turn in range(-1, rounds):
+        for engine in list(engines):
+            try:
+                found = measure(engine)
+            except RunnerError as error:
+                print(f"{about}{engine.name}: {error}", flush=True)
+                engines.remove(engine)
+                continue
+            if turn >= 0:
+                for work, value in found.items():
+                    values.setdefault((engine.name, work), []).append(value)
+            probed = probe.ask({})
+            limits = {name: max(limits.get(name, 0.0), value) for name, value in probed.items()}
+    return values, limits
 
 
 def summary(values: list[float], form: str) -> str:
