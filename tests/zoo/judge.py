@@ -124,10 +124,10 @@ def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float
 
 
 def rms(errors: torch.Tensor, without: float = 0.02) -> float:
-    """Without the largest share, one token at least: where two experts are nearly equal, rounding
-    chooses, and one such token weighs more than all others."""
-    kept = errors.square().sort().values[: math.floor((1 - without) * len(errors))]
-    return float(kept.mean().sqrt())
+    """Without the largest share, one token at least but never all: where two experts are nearly
+    equal, rounding chooses, and one such token weighs more than all others."""
+    kept = max(1, math.floor((1 - without) * len(errors)))
+    return float(errors.square().sort().values[:kept].mean().sqrt())
 
 
 def difference(first: Answer, second: Answer) -> str:
