@@ -134,7 +134,7 @@ export CPU_BACKEND_TEST_REPORT ?= $(CURDIR)/$(REPORT_FILE)
 REPORT = $(PYTHON) -m tests.report
 export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
-.PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test foreign-compile slow-test \
+.PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test foreign-compile slow-test image-models-test \
 	install-test host-test ipex-test aarch64-test lint
 test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
 	@$(REPORT) show
@@ -168,9 +168,21 @@ python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray $(STAMPS)/zentorch  #
 	@$(call python_tests,quick,not slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(USUAL_TARGET))
 
-slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray  ## run the slow Python tests (ARGS= for pytest)
+slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray image-models-test  ## run the slow Python tests (ARGS= for pytest)
 	@$(call python_tests,slow,slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
+
+# Apart from .venv: its package asks for the CUDA build of torch, and all other tests show that
+# nothing but such models needs it.
+TORCHVISION = $(CURDIR)/$(VENV)/torchvision
+$(STAMPS)/torchvision: $(STAMPS)/venv
+	$(call step,fetching torchvision,$(PIP) install -q --no-deps --upgrade --target $(VENV)/torchvision \
+		$(TORCH_PIP_ARGS) torchvision==0.28.0)
+	@touch $@
+
+image-models-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/torchvision  ## compare all models of images with transformers
+	@ZOO=all HF_HUB_OFFLINE=1 PYTHONPATH="$(TORCHVISION)" $(REPORT) run "models of images" \
+		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py
 
 TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")
 # $(call kernel_tests,preset,needed tools)

@@ -92,7 +92,7 @@ TOOLS = {
     "qemu-s390x-static": _program("qemu-s390x-static", "kernels on s390x", "qemu-user-static"),
     "torchvision": Tool(
         "most models that take images",
-        "pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu",
+        "make image-models-test",
         lambda: importlib.util.find_spec("torchvision") is not None,
         installable=False,  # that such models name it where it is missing is tested as well
     ),
