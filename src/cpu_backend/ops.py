@@ -33,34 +33,7 @@ def load() -> native.Library:
         description = str(torch.ops.cpu_backend.describe())
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error).splitlines()[0]) from error
-    library = native.Library.parse(description)
-    _register_fakes()
-    return library
-
-
-def _register_fakes() -> None:
-    @torch.library.register_fake("cpu_backend::linear")
-    def _(
-        x: torch.Tensor,
-        handle: int,
-        out_features: int,
-        bias: torch.Tensor | None,
-        float_output: bool,
-    ) -> torch.Tensor:
-        dtype = torch.float32 if float_output else x.dtype
-        return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
-
-    for name in (
-        "linear_add",
-        "linear_act",
-        "linear_act_and_mul",
-        "experts",
-        "gemma_rms_norm",
-        "fused_add_gemma_rms_norm",
-        "gated_rms_norm",
-        "layer_norm",
-    ):  # what they give is written to an argument
-        torch.library.register_fake(f"cpu_backend::{name}", lambda *_, **__: None)
+    return native.Library.parse(description)
 
 
 def bind_threads(cpus: tuple[int, ...]) -> bool:

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.cpu_backend")
 
+WEIGHTS_ARE_PACKED = (
+    "weights are packed for the kernels when they are read, and are neither changed nor written "
+    "while an engine runs: start another with the new checkpoint."
+)
+
 EXECUTOR = "cpu_backend.worker.executor.CPUExecutor"
 WORKER = "cpu_backend.worker.worker.CPUWorker"
 COMMUNICATOR = "cpu_backend.worker.communicator.CPUCommunicator"
@@ -55,11 +60,8 @@ class CpuBackendPlatform(CpuPlatform):
 
     @classmethod
     def opaque_attention_op(cls) -> bool:
-        """A custom op per attention layer is only of use to the compiler."""
-        from vllm.config import CompilationMode, get_current_vllm_config_or_none
-
-        config = get_current_vllm_config_or_none()
-        return config is None or config.compilation_config.mode != CompilationMode.NONE
+        """A custom op per attention layer is only of use to a compiler."""
+        return False
 
     @classmethod
     def get_attn_backend_cls(
@@ -120,12 +122,18 @@ class CpuBackendPlatform(CpuPlatform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        """Run eagerly on fused ops unless the user chose a compilation mode."""
+        """Run eagerly on fused ops, whose steps are recorded: tracing would take minutes, and a
+        compiler where the model runs, for nothing."""
         from vllm.config import CompilationMode
 
         compilation = vllm_config.compilation_config
-        if compilation.mode is None:
-            compilation.mode = CompilationMode.NONE
+        if compilation.mode not in (None, CompilationMode.NONE):
+            logger.info_once(
+                "cpu_backend: torch.compile (compilation mode %d) is off: steps are recorded "
+                "instead.",
+                compilation.mode,
+            )
+        compilation.mode = CompilationMode.NONE
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -149,7 +157,6 @@ class CpuBackendPlatform(CpuPlatform):
         _switch_off_gpu_features(vllm_config)
         if vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
             vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_images.py
-        _set_compilation(vllm_config)
         _set_environment(vllm_config)
 
 
@@ -166,6 +173,13 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             f"{library} does not load beside this vLLM: choose xgrammar or guidance as the backend "
             "of --structured-outputs-config."
         )
+    if config.parallel_config.numa_bind_nodes or config.parallel_config.numa_bind_cpus:
+        raise ConfigError(
+            "--numa-bind-nodes and --numa-bind-cpus place the processes of GPUs: name the CPUs of "
+            "each rank by VLLM_CPU_OMP_THREADS_BIND, or leave them out."
+        )
+    if config.weight_transfer_config is not None:
+        raise ConfigError(WEIGHTS_ARE_PACKED)
     if config.lora_config is not None and (
         config.model_config.is_moe or config.model_config.use_mla
     ):
@@ -328,33 +342,19 @@ def _switch_off_gpu_features(config: VllmConfig) -> None:
     if config.parallel_config.enable_dbo:
         logger.warning("Dual-batch overlap needs a GPU and is switched off.")
         config.parallel_config.enable_dbo = False
+    if config.parallel_config.numa_bind:  # asks which node a GPU is near to
+        logger.info("cpu_backend: --numa-bind changes nothing: ranks are bound to their nodes.")
+        config.parallel_config.numa_bind = False
     config.compilation_config.cudagraph_capture_sizes = []
     config.profiler_config.torch_profiler_dump_cuda_time_total = False
 
 
-def _set_compilation(config: VllmConfig) -> None:
-    from vllm.config import CompilationMode
-
-    compilation = config.compilation_config
-    if config.lora_config is not None:
-        compilation.mode = CompilationMode.NONE
-    if compilation.mode == CompilationMode.VLLM_COMPILE:
-        # Piecewise compilation is made for CUDA graphs; the CPU traces the model once.
-        compilation.mode = CompilationMode.DYNAMO_TRACE_ONCE
-        compilation.ir_enable_torch_wrap = False
-        compilation.inductor_compile_config.update(
-            {"dce": True, "size_asserts": False, "epilogue_fusion": True}
-        )
-    # Functions that the host compiles one by one (Cohere's norm, routers) run as they are written,
-    # in the processes to come as well: tracing takes seconds, and cannot happen in a recorded step.
-    uncompiled = compilation.mode == CompilationMode.NONE
-    os.environ["TORCH_COMPILE_DISABLE"] = str(int(uncompiled))
-    torch._dynamo.config.disable = uncompiled
-
-
 def _set_environment(config: VllmConfig) -> None:
     os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the engine's process may have no children
+    # Functions that the host compiles one by one (Cohere's norm, routers) run as they are written,
+    # in the processes to come as well: tracing takes seconds, and cannot happen in a recorded step.
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    torch._dynamo.config.disable = True
     os.environ["LOCAL_WORLD_SIZE"] = str(config.parallel_config.tensor_parallel_size)
     # A thread pool in the server's process would not survive the fork and has nothing to do.
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ SECONDS = 300  # generous: a wedged server must fail the test
 
 
 def post(server: Server, path: str, body: Any = None, status: tuple[int, ...] = (200,)) -> Any:
-    """The answer to a POST, from JSON; None where it is empty or an error that was expected."""
+    """The answer to a POST, from JSON, an expected error as well; None where it is empty."""
     request = urllib.request.Request(
         server.url + path,
         data=b"" if body is None else json.dumps(body).encode(),
@@ -24,7 +24,7 @@ def post(server: Server, path: str, body: Any = None, status: tuple[int, ...] = 
             assert reply.status in status
             text = reply.read()
     except urllib.error.HTTPError as error:
+        text = error.read()
         if error.code not in status:
-            raise AssertionError(error.read()[:500]) from error
-        return None
+            raise AssertionError(text[:500]) from error
     return json.loads(text) if text else None

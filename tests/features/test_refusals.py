@@ -20,6 +20,12 @@ def _configure(model: str | Path, **options: Any) -> Any:
     return EngineArgs(str(model), device="cpu", max_model_len=512, **options).create_engine_config()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def host_is_loaded(model_path: str) -> None:
+    """It sets up its log when it is first used, and caplog would miss that first time."""
+    _configure(model_path)
+
+
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 
 
@@ -76,6 +82,26 @@ def test_what_speculation_is_not_beside(model_path: str, name: str, option: dict
 def test_offloading(model_path: str, kept: str, option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{kept} lies? in the CPU's memory already: leave --"):
         _configure(model_path, **option)
+
+
+def test_new_weights_from_a_trainer(model_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"weights are packed .* start another"):
+        _configure(model_path, weight_transfer_config={"backend": "ipc"})
+
+
+def test_places_of_gpus(model_path: str) -> None:
+    assert not _configure(model_path, numa_bind=True).parallel_config.numa_bind
+    with pytest.raises(ConfigError, match="VLLM_CPU_OMP_THREADS_BIND"):
+        _configure(model_path, numa_bind=True, numa_bind_nodes=[0])
+
+
+def test_compiling_is_off_and_steps_are_recorded(
+    model_path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE")  # left by the configuration before
+    config = _configure(model_path, compilation_config={"mode": 3})
+    assert config.compilation_config.mode == 0
+    assert "torch.compile (compilation mode 3) is off" in caplog.text
 
 
 def test_profilers_of_a_gpu(model_path: str) -> None:

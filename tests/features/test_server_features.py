@@ -237,6 +237,24 @@ def test_a_result_that_cannot_be_sent_fails_its_call_alone(
     assert complete(client, server.model, PROMPTS[0])
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("reload_weights", []),
+        ("reset_weights", []),
+        ("compute_weight_checksums", []),
+        ("save_sharded_state", ["/nowhere"]),
+    ],
+)
+def test_packed_weights_are_neither_changed_nor_written(
+    server: Server, client: openai.OpenAI, method: str, arguments: list[str]
+) -> None:
+    before = complete(client, server.model, PROMPTS[0])
+    error = post(server, "/collective_rpc", {"method": method, "args": arguments}, status=(500,))
+    assert "weights are packed for the kernels" in error["error"]["message"]
+    assert complete(client, server.model, PROMPTS[0]) == before
+
+
 def test_reset_prefix_cache(server: Server, client: openai.OpenAI) -> None:
     long = "again " * 300
 
@@ -282,4 +300,4 @@ def test_async_scheduling_that_was_asked_for_is_answered(server: Server) -> None
 
 def test_pooling_is_refused_by_a_server_that_generates(server: Server) -> None:
     body = {"model": server.model, "input": "text"}
-    assert post(server, "/v1/embeddings", body, status=(400, 404)) is None
+    post(server, "/v1/embeddings", body, status=(400, 404))

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
@@ -103,7 +102,6 @@ class CPUModelRunner(HostCPUModelRunner):
         return (
             not self.model_config.enforce_eager
             and self.model_config.runner_type == "generate"
-            and config.compilation_config.mode == CompilationMode.NONE
             and config.parallel_config.pipeline_parallel_size == 1
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and config.lora_config is None

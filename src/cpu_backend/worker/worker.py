@@ -21,8 +21,9 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import host, info, ops, speculation
+from cpu_backend.errors import ConfigError
 from cpu_backend.layers import linear, norm
-from cpu_backend.platform import local_layout
+from cpu_backend.platform import WEIGHTS_ARE_PACKED, local_layout
 from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
 from cpu_backend.runtime.pages import LazyZeros, give_back
@@ -213,6 +214,17 @@ class CPUWorker(Worker):
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Nothing to do: pages come when they are used."""
         del tags
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        """Parameters are empty once their weights are packed: what the host would read of them or
+        write to them is not what the model multiplies by."""
+        raise ConfigError(WEIGHTS_ARE_PACKED)
+
+    reload_weights = _refuse
+    reset_weights = _refuse
+    compute_weight_checksums = _refuse
+    save_sharded_state = _refuse
+    save_tensorized_model = _refuse
 
 
 def _end_without_the_others(reason: str) -> None:
