@@ -178,10 +178,11 @@ TORCHVISION = $(CURDIR)/$(VENV)/torchvision
 $(STAMPS)/torchvision: $(STAMPS)/venv
 	$(call step,fetching torchvision,$(PIP) install -q --no-deps --upgrade --target $(VENV)/torchvision \
 		$(TORCH_PIP_ARGS) torchvision==0.28.0)
+	@$(BIN)/python -m tools.cuda_stubs $(VENV) --package $(VENV)/torchvision/torchvision > /dev/null
 	@touch $@
 
 image-models-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/torchvision  ## compare all models of images with transformers
-	@ZOO=all HF_HUB_OFFLINE=1 PYTHONPATH="$(TORCHVISION)" $(REPORT) run "models of images" \
+	@ZOO=all HF_HUB_OFFLINE=1 PYTHONPATH="$(TORCHVISION)" LD_LIBRARY_PATH="$(TORCHVISION)/torchvision" $(REPORT) run "models of images" \
 		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py
 
 TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")

@@ -4,7 +4,9 @@ The usual index has torch as a CUDA build, which asks for gigabytes of libraries
 calls.  In their place come small ones in torch's own folder, of the same names, which define every
 symbol that torch would look up in them, and say of every call that there is no GPU.  torch's
 metadata no longer ask for CUDA's packages and Triton, which pip would install with the next package
-that needs torch.  For images and environments of tests.  ``--root`` and ``--compiler`` make them
+that needs torch.  ``--package FOLDER`` makes them in the folder of a package that was built for a
+CUDA build of torch (torchvision) and stands beside any; LD_LIBRARY_PATH must name the folder.  For
+images and environments of tests.  ``--root`` and ``--compiler`` make them
 for another CPU's torch, which has its system's libraries under a root folder.
 
 Needs gcc and binutils.
@@ -21,7 +23,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-SYMBOL = re.compile(r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$")
+SYMBOL = re.compile(
+    r"^(__)?(cu|nv|nccl|cudnn|cublas|cufft|curand|cusolver|cusparse)[A-Za-z_]\w*$"
+    r"|^_ZN?K?(2at|3c10)4cuda"  # of torch's own libraries for CUDA
+)
 PACKAGE = re.compile(r"^Requires-Dist: (cuda-|nvidia-|triton\b).*\n", re.MULTILINE)
 # Those that give a text and no number.
 TEXT = re.compile(
@@ -63,22 +68,26 @@ def function(name: str) -> str:
     return f"int {name}(void) {{ return {NO_DEVICE}; }}"
 
 
-def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[str]:
-    """Put the missing libraries beside those of ``torch``, an installed package's folder, which
-    finds the system's here or under ``root``."""
-    own = [path for path in (torch / "lib").glob("*.so*") if not path.is_symlink()]
-    asked = set().union(*map(needed, own)) - {path.name for path in own}
+def make(
+    folder: Path, beside: Path | None = None, root: Path | None = None, compiler: str = "gcc"
+) -> list[str]:
+    """Put what the libraries in ``folder`` miss there.  They find those in ``beside``, those that
+    their wheel brought in FOLDER.libs, and the system's here or under ``root``."""
+    own = _libraries(folder)
+    present = own + (_libraries(beside) if beside else [])
+    brought = _libraries(folder.with_name(f"{folder.name}.libs"))
+    asked = set().union(*map(needed, own)) - {path.name for path in present + brought}
     if root is None:
         missing = sorted(filter(is_missing, asked))
     else:
         missing = sorted(asked - {path.name for path in root.rglob("*.so*")})
-    defined = {name for path in own for name, _ in symbols(path, "defined")}
+    defined = {name for path in present for name, _ in symbols(path, "defined")}
     versions: dict[str, list[str]] = {}
     for name, version in sorted(set().union(*(symbols(path, "undefined") for path in own))):
         if SYMBOL.match(name) and name not in defined:
             versions.setdefault(version, []).append(name)
-    with tempfile.TemporaryDirectory() as folder:
-        source, script = Path(folder) / "stubs.c", Path(folder) / "versions"
+    with tempfile.TemporaryDirectory() as build:
+        source, script = Path(build) / "stubs.c", Path(build) / "versions"
         functions = map(function, itertools.chain(*versions.values()))
         source.write_text("\n".join(functions))
         # The loader insists on the versions that torch's libraries name.
@@ -86,9 +95,13 @@ def make(torch: Path, root: Path | None = None, compiler: str = "gcc") -> list[s
         script.write_text("\n".join(nodes))
         options = ["-shared", "-nostdlib", *([f"-Wl,--version-script={script}"] if nodes else [])]
         for name in missing:
-            target = str(torch / "lib" / name)
+            target = str(folder / name)
             run(compiler, *options, f"-Wl,-soname,{name}", "-o", target, str(source))
     return missing
+
+
+def _libraries(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*.so*") if not path.is_symlink()]
 
 
 def ask_for_none(torch: Path) -> None:
@@ -100,6 +113,7 @@ def ask_for_none(torch: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.cuda_stubs", description=__doc__)
     parser.add_argument("environment", type=Path, help="folder of a virtual environment")
+    parser.add_argument("--package", type=Path, metavar="FOLDER", help="make them for it instead")
     parser.add_argument("--root", type=Path, help="where the other CPU's system is unpacked")
     parser.add_argument("--compiler", default="gcc", help="the other CPU's: aarch64-linux-gnu-gcc")
     options = parser.parse_args()
@@ -109,8 +123,13 @@ def main() -> int:
         sys.exit(
             f"error: there is no torch in {environment}: install it there first, with --no-deps."
         )
-    ask_for_none(found[0])
-    print("\n".join(make(found[0], options.root, options.compiler)) or "nothing is missing")
+    libraries = found[0] / "lib"
+    if options.package:
+        made = make(options.package, libraries, compiler=options.compiler)
+    else:
+        ask_for_none(found[0])
+        made = make(libraries, root=options.root, compiler=options.compiler)
+    print("\n".join(made) or "nothing is missing")
     return 0
 
 

@@ -29,18 +29,18 @@ print(library.device(), library.text().decode())
 
 @pytest.mark.needs("gcc")
 def test_stubs_answer_with_a_number_or_a_text(tmp_path: Path) -> None:
-    torch = tmp_path / "torch"
-    (torch / "lib").mkdir(parents=True)
+    folder = tmp_path / "torch/lib"
+    folder.mkdir(parents=True)
     absent = "libcudart-of-nobody.so.1"
     shared = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o"]
-    missing, asking = tmp_path / absent, torch / "lib/libasking.so"
+    missing, asking = tmp_path / absent, folder / "libasking.so"
     subprocess.run([*shared, str(missing), f"-Wl,-soname,{absent}"], input=b"", check=True)
     needing = [str(asking), "-x", "none", "-Wl,--no-as-needed", str(missing)]
     subprocess.run([*shared, *needing], input=ASKING.encode(), check=True)
     missing.unlink()
 
-    assert cuda_stubs.make(torch) == [absent]
-    command = [sys.executable, "-c", CALLS, str(torch / "lib" / absent), str(asking)]
+    assert cuda_stubs.make(folder) == [absent]
+    command = [sys.executable, "-c", CALLS, str(folder / absent), str(asking)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{cuda_stubs.NO_DEVICE} no GPU: CUDA is a stub here\n"

@@ -75,6 +75,17 @@ def test_words_of_the_host_about_gpus_are_said_anew() -> None:
 
 
 @pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("fastsafetensors.common", "run `pip install fastsafetensors`"),
+        ("vllm._C", "No module named 'vllm._C'"),
+    ],
+)
+def test_a_package_that_is_missing_comes_with_its_way_out(module: str, said: str) -> None:
+    assert said in sentences.sentence(ModuleNotFoundError(f"No module named '{module}'"))
+
+
+@pytest.mark.parametrize(
     ("module", "wanted", "is_told"),
     [
         ("vllm.entrypoints.cli.main", "", True),

@@ -28,7 +28,7 @@ COMMAND = "vllm.entrypoints.cli."
 
 LONGEST = 400  # characters of a message that are still read
 
-# Where the host's words are long or speak of GPUs: what it says, and how it is said here.
+# Where the host's words are long, short of a way out, or speak of GPUs: what it says, and how it is said here.
 WORDING = (
     (
         r"User-specified max_model_len \((\d+)\) is greater than .*?[a-z_]+=(\d+)",
@@ -39,6 +39,11 @@ WORDING = (
         r"Unknown quantization method: (.*?)\.? Must be one of \[(.*?)\]",
         r"The quantization '\1' is not known: --quantization cpu_int8 or cpu_int4 quantizes any "
         r"checkpoint, and docs/quantization.md lists the schemes of checkpoints that are read.",
+    ),
+    (
+        r"^No module named '(?!vllm|torch|cpu_backend)(\w+)[\w.]*'$",
+        r"The Python package \1 is not installed, which something that was asked for needs: "
+        r"run `pip install \1`, or leave that out.",
     ),
 )
 
