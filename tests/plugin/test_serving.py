@@ -77,7 +77,7 @@ def test_words_of_the_host_about_gpus_are_said_anew() -> None:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("fastsafetensors.common", "run `pip install fastsafetensors`"),
+        ("fastsafetensors.common", "module fastsafetensors is not installed"),
         ("vllm._C", "No module named 'vllm._C'"),
     ],
 )

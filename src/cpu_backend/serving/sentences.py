@@ -42,8 +42,9 @@ WORDING = (
     ),
     (
         r"^No module named '(?!vllm|torch|cpu_backend)(\w+)[\w.]*'$",
-        r"The Python package \1 is not installed, which something that was asked for needs: "
-        r"run `pip install \1`, or leave that out.",
+        # Without a command: a module's name may be that of somebody else's package.
+        r"The Python module \1 is not installed, which something that was asked for needs: "
+        r"install its package, or leave that out.",
     ),
 )
 
