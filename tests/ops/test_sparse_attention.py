@@ -215,10 +215,8 @@ def test_a_step_can_be_recorded(dtype: torch.dtype, seeded: torch.Generator) -> 
     model = Model(SIZES[1], [40], dtype, seeded)
     model.run([(0, 0, 10)])
     sizes = model.sizes
-    inputs = [
-        rows[0][:1].clone()
-        for rows in (model.keys, model.index_keys, model.index_query, model.weights, model.query)
-    ]
+    of_model = (model.keys, model.index_keys, model.index_query, model.weights, model.query)
+    inputs = [rows[0][10:11].clone() for rows in of_model]
     chosen = torch.full((1, sizes.most), -1, dtype=torch.int32)
 
     def forward(places: sparse_ops.Places, slots: torch.Tensor) -> torch.Tensor:
@@ -243,11 +241,7 @@ def test_a_step_can_be_recorded(dtype: torch.dtype, seeded: torch.Generator) -> 
         recording.output = forward(places, slots)
     assert recording.error == ""
     for position in range(11, 40):
-        for row, rows in zip(
-            inputs,
-            (model.keys, model.index_keys, model.index_query, model.weights, model.query),
-            strict=True,
-        ):
+        for row, rows in zip(inputs, of_model, strict=True):
             row.copy_(rows[0][position : position + 1])
         recording.fill_with_garbage()
         places, slots = data(position)

@@ -159,4 +159,4 @@ class TokenIndexer(Indexer):
 @functools.lru_cache(maxsize=1)
 def _scores(rows: int, positions: int) -> torch.Tensor:
     """One for all layers; pages of it are taken as sequences grow."""
-    return torch.empty(rows, positions)
+    return torch.empty(rows, positions, dtype=torch.float32)
