@@ -172,6 +172,59 @@ struct MergeItem {
   int32_t parts, partial;
 };
 
+// Where the tokens of a step are: those of request r are query_start[r], ..., the last of
+// seq_lens[r] tokens that lie in the pages of row r of the block table.
+struct StepPages {
+  int64_t requests;
+  const int32_t* query_start;  // [requests + 1]
+  const int32_t* seq_lens;     // [requests], cached tokens including this step's
+  const int32_t* block_table;  // [requests, block_table_stride]
+  int64_t block_table_stride;
+};
+
+// Which tokens each token of a step attends to; see kernels/token_choice.h.
+struct TokenChoiceArgs {
+  ConstData query;
+  int64_t query_token_stride, query_head_stride;
+  int num_heads;
+  ConstData weights;  // [tokens, num_heads]
+  int64_t weights_stride;
+  float scale;
+  PagedKv cache;  // of keys alone
+  StepPages pages;
+  int64_t first_token;  // whose row of scores is the first
+  float* scores;        // [rows, scores_stride]
+  int64_t scores_stride;
+  int32_t* chosen;  // [tokens, chosen_stride]
+  int64_t chosen_stride;
+  int64_t most;  // tokens to choose at most
+};
+
+// Latent attention over chosen tokens; see kernels/sparse_attention.h.  Block b of the cache starts
+// at base + b * block_stride and has a row of key_dim numbers per token, the first value_dim of
+// which are its value.
+struct SparseAttendArgs {
+  ConstData query;
+  int64_t query_token_stride, query_head_stride;
+  Data out;
+  int64_t out_token_stride, out_head_stride;
+  int num_heads;
+  float scale;
+  PagedKv cache;
+  StepPages pages;
+  const int32_t* chosen;  // [tokens, chosen_stride], ascending
+  int64_t chosen_stride;
+  int64_t most;
+  float* partials;  // [tokens, partitions, blocks of heads]; see kernels/attention.h
+};
+
+// Some tokens of a step and the partitions of what they attend to.
+struct SparseAttendItem {
+  int64_t token, tokens;
+  int64_t part_begin, part_end;
+  bool apart;  // one token, whose partitions are merged afterwards
+};
+
 // The sequences of a step, as runs of its tokens, and where each keeps its state.  Slots are looked
 // up while a kernel runs, so a recorded step follows them.
 struct Sequences {

@@ -24,6 +24,15 @@ struct KernelTable {
   void (*attend)(DType, const AttendArgs&, const AttendItem&, float* scratch);
   void (*merge_partials)(DType, const AttendArgs&, const MergeItem&, float* scratch);
 
+  int64_t (*score_scratch_floats)(const PagedKv& cache);
+  void (*score_tokens)(DType, const TokenChoiceArgs&, int64_t token, Slice positions,
+                       float* scratch);
+  void (*choose_tokens)(const TokenChoiceArgs&, int64_t token);
+  int64_t (*sharing_tokens)(int64_t num_heads);  // of one item of attend_chosen at most
+  int64_t (*sparse_attend_scratch_floats)(const PagedKv& cache, int64_t num_heads);
+  void (*attend_chosen)(DType, const SparseAttendArgs&, const SparseAttendItem&, float* scratch);
+  void (*merge_chosen)(DType, const SparseAttendArgs&, int64_t token, int64_t row, float* scratch);
+
   int64_t (*panel_count)(int64_t n, int parts);
   int64_t (*packed_elements)(DType, int64_t n, int64_t k, int parts);
   void (*pack_weight)(DType, const PackArgs&, Slice panels);

@@ -18,8 +18,10 @@
 #include "kernels/quant_weight.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
+#include "kernels/sparse_attention.h"
 #include "kernels/state_scan.h"
 #include "kernels/sum_buffers.h"
+#include "kernels/token_choice.h"
 #include "kernels/top_tokens.h"
 
 namespace CPU_BACKEND_NAMESPACE {
@@ -73,7 +75,7 @@ const KernelTable kTable = {
       with_types(type, args.cache.type,
                  [&](auto t, auto code) { write_kv<decltype(t), decltype(code)>(args, tokens); });
     },
-    attend_scratch_floats,
+    [](const PagedKv& cache) { return attend_scratch_floats(cache, kAttendRows); },
     [](DType type, const AttendArgs& args, const AttendItem& item, float* scratch) {
       with_types(type, args.cache.type, [&](auto t, auto code) {
         attend<decltype(t), decltype(code)>(args, item, scratch);
@@ -81,6 +83,19 @@ const KernelTable kTable = {
     },
     [](DType type, const AttendArgs& args, const MergeItem& item, float* scratch) {
       with_type(type, [&](auto t) { merge_partials<decltype(t)>(args, item, scratch); });
+    },
+    score_scratch_floats,
+    [](DType type, const TokenChoiceArgs& args, int64_t token, Slice positions, float* scratch) {
+      with_type(type, [&](auto t) { score_tokens<decltype(t)>(args, token, positions, scratch); });
+    },
+    choose_tokens,
+    sharing_tokens,
+    sparse_attend_scratch_floats,
+    [](DType type, const SparseAttendArgs& args, const SparseAttendItem& item, float* scratch) {
+      with_type(type, [&](auto t) { attend_chosen<decltype(t)>(args, item, scratch); });
+    },
+    [](DType type, const SparseAttendArgs& args, int64_t token, int64_t row, float* scratch) {
+      with_type(type, [&](auto t) { merge_chosen<decltype(t)>(args, token, row, scratch); });
     },
     panel_count,
     [](DType type, int64_t n, int64_t k, int parts) {

@@ -59,9 +59,9 @@ constexpr int64_t kDecodedFloats = kDecoded / 2;
 constexpr int64_t kDecodedFloats = 0;
 #endif
 
-static inline int64_t attend_scratch_floats(const PagedKv& cache) {
-  return kDecodedFloats + kAttendRows * (cache.key_dim + 2 * static_cast<int64_t>(cache.value_dim) +
-                                         cache.block_size + 4);
+static inline int64_t attend_scratch_floats(const PagedKv& cache, int64_t rows) {
+  return kDecodedFloats + kAttendRows * static_cast<int64_t>(cache.block_size) +
+         rows * (cache.key_dim + 2 * static_cast<int64_t>(cache.value_dim) + 4);
 }
 
 // Where so many heads share a page, fp8 is decoded once for all rows, to bf16, if queries are bf16
@@ -93,6 +93,18 @@ CPU_BACKEND_INLINE const Left<Code>* operand(const float* rows) {
 }
 template <class Code>
 constexpr int64_t kStretch = kSame<Left<Code>, float> ? 1 : 2;
+
+// Numbers of T to a row of the scratch, as they meet keys of `Met`.
+template <class T, class Met>
+CPU_BACKEND_INLINE void load_operand(const T* from, int64_t size, float* row) {
+  if constexpr (kSame<T, Left<Met>>) {
+    __builtin_memcpy(row, from, size * sizeof(T));
+  } else {
+    for_each_vector(size, [&](int64_t i, int n)
+                              CPU_BACKEND_LAMBDA { store_n(row + i, load_n(from + i, n), n); });
+  }
+  if constexpr (kIntegers<Met>) to_int16_row(row, size, integer_range(row, size));
+}
 
 // The scales of a page's tokens from the first that is read; none of codes that have one for all.
 template <class Code>
@@ -264,17 +276,18 @@ struct AttendScratch {
   SoftmaxState part;
   SoftmaxState total;
 
-  AttendScratch(float* base, const PagedKv& cache) {
-    const int64_t outputs = kAttendRows * static_cast<int64_t>(cache.value_dim);
+  // Scores are of kAttendRows at a time.
+  AttendScratch(float* base, const PagedKv& cache, int64_t rows = kAttendRows) {
+    const int64_t outputs = rows * static_cast<int64_t>(cache.value_dim);
     decoded = base;
     query = decoded + kDecodedFloats;
-    part.out = query + kAttendRows * static_cast<int64_t>(cache.key_dim);
+    part.out = query + rows * static_cast<int64_t>(cache.key_dim);
     total.out = part.out + outputs;
     scores = total.out + outputs;
     part.max = scores + kAttendRows * static_cast<int64_t>(cache.block_size);
-    part.sum = part.max + kAttendRows;
-    total.max = part.sum + kAttendRows;
-    total.sum = total.max + kAttendRows;
+    part.sum = part.max + rows;
+    total.max = part.sum + rows;
+    total.sum = total.max + rows;
   }
 };
 
@@ -352,16 +365,7 @@ void attend_as(const AttendArgs& args, const AttendItem& item, float* scratch_ba
     const T* q = static_cast<const T*>(args.query) +
                  (args.query_start[item.request] + row / group) * args.query_token_stride +
                  (item.kv_head * group + row % group) * args.query_head_stride;
-    float* row_of_scratch = scratch.query + r * key_dim;
-    if constexpr (kSame<T, Left<Met>>) {
-      __builtin_memcpy(row_of_scratch, q, key_dim * sizeof(T));
-    } else {
-      for_each_vector(key_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-        store_n(row_of_scratch + i, load_n(q + i, n), n);
-      });
-    }
-    if constexpr (kIntegers<Met>)
-      to_int16_row(row_of_scratch, key_dim, integer_range(row_of_scratch, key_dim));
+    load_operand<T, Met>(q, key_dim, scratch.query + r * key_dim);
   }
   // The first row sees furthest back, the last one furthest ahead.
   const int64_t last_row = item.row_begin + item.row_count - 1;

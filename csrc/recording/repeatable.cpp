@@ -45,6 +45,11 @@ constexpr Repeatable kOwn[] = {
      "conv_states"},
     {"cpu_backend::state_scan", "out", "query_start_loc slots has_initial_state", "", "states"},
     {"cpu_backend::gated_delta_rule", "out", "slots resumes query_start_loc", "", "states"},
+    {"cpu_backend::cache_keys", "cache", "slot_mapping", "cache"},
+    {"cpu_backend::cache_rows", "cache", "slot_mapping", "cache"},
+    {"cpu_backend::choose_tokens", "scores chosen", "query_start_loc seq_lens block_table",
+     "scores chosen"},
+    {"cpu_backend::sparse_attention", "output", "query_start_loc seq_lens block_table"},
     // torch's, on this project's kernel (torch_ops/elementwise.cpp)
     {"aten::gelu", "out"},
     {"aten::gelu_"},

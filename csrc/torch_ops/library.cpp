@@ -427,6 +427,18 @@ TORCH_LIBRARY(cpu_backend, m) {
       "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "
       "Tensor query_start_loc, float beta_range=1.) -> ()");
   m.impl("gated_delta_rule", torch::dispatch(c10::DispatchKey::CPU, gated_delta_rule));
+  m.def("cache_keys(Tensor keys, Tensor! cache, Tensor slot_mapping) -> ()");
+  m.impl("cache_keys", torch::dispatch(c10::DispatchKey::CPU, cache_keys));
+  m.def("cache_rows(Tensor rows, Tensor! cache, Tensor slot_mapping) -> ()");
+  m.impl("cache_rows", torch::dispatch(c10::DispatchKey::CPU, cache_rows));
+  m.def(
+      "choose_tokens(Tensor query, Tensor weights, Tensor key_cache, Tensor query_start_loc, "
+      "Tensor seq_lens, Tensor block_table, float scale, Tensor! scores, Tensor! chosen) -> ()");
+  m.impl("choose_tokens", torch::dispatch(c10::DispatchKey::CPU, choose_tokens));
+  m.def(
+      "sparse_attention(Tensor query, Tensor cache, Tensor! output, Tensor query_start_loc, "
+      "Tensor seq_lens, Tensor block_table, Tensor chosen, float scale) -> ()");
+  m.impl("sparse_attention", torch::dispatch(c10::DispatchKey::CPU, sparse_attention));
   m.def("gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()");
   m.impl("gemma_rms_norm", torch::dispatch(c10::DispatchKey::CPU, gemma_rms_norm));
   m.def(

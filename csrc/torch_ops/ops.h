@@ -154,6 +154,17 @@ void compute_slot_mapping(const at::Tensor& query_start_loc, const at::Tensor& p
                           const at::Tensor& block_table, at::Tensor& slot_mapping,
                           int64_t block_size);
 
+// sparse_attention.cpp
+void cache_keys(const at::Tensor& keys, at::Tensor& cache, const at::Tensor& slot_mapping);
+void cache_rows(const at::Tensor& rows, at::Tensor& cache, const at::Tensor& slot_mapping);
+void choose_tokens(const at::Tensor& query, const at::Tensor& weights, const at::Tensor& key_cache,
+                   const at::Tensor& query_start_loc, const at::Tensor& seq_lens,
+                   const at::Tensor& block_table, double scale, at::Tensor& scores,
+                   at::Tensor& chosen);
+void sparse_attention(const at::Tensor& query, const at::Tensor& cache, at::Tensor& output,
+                      const at::Tensor& query_start_loc, const at::Tensor& seq_lens,
+                      const at::Tensor& block_table, const at::Tensor& chosen, double scale);
+
 // delta_rule.cpp
 void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor& key,
                       const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,

@@ -17,6 +17,8 @@ COMPARED = frozenset((Path(__file__).parent / "compared.txt").read_text().split(
 # What Kimi K3 has besides, in the words of the config of Kimi Linear and of its linear_attn_config.
 KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
 KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
+# Those whose indexer attention/sparse.py has.
+SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 NOT_COMPARED = (
     "cpu_backend: %s has not been compared with transformers on this backend (docs/models.md lists "
     "what has): hold a few answers against another engine's before you rely on it."
@@ -61,10 +63,11 @@ def _check_kimi_linear(model: Any) -> None:
 
 def check_layers(model: Any) -> None:
     """Refuse a model, or a draft model, whose layers this backend does not have."""
-    if hasattr(model.hf_text_config, "index_topk"):
+    if hasattr(model.hf_text_config, "index_topk") and model.architecture not in SPARSE:
         raise ConfigError(
             f"{model.architecture} needs sparse attention, whose indexer picks the tokens to "
-            "attend to, which cpu_backend does not have yet: choose another model."
+            f"attend to, which cpu_backend has for {' and '.join(SPARSE)} alone: choose one of "
+            "them or another model."
         )
     if (model.has_inner_state or model.is_hybrid) and model.architecture not in COMPARED:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The native library: loading it, and the only names of ``torch.ops.cpu_backend`` in Python."""
+"""The native library: loading it, and the names of ``torch.ops.cpu_backend`` but sparse_ops's."""
 
 from __future__ import annotations
 

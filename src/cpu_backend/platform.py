@@ -43,6 +43,7 @@ COMMUNICATOR = "cpu_backend.worker.communicator.CPUCommunicator"
 ADAPTERS = "cpu_backend.worker.lora.CPUPunicaWrapper"
 ATTENTION = "cpu_backend.attention.backend.CpuBackendAttention"
 LATENT_ATTENTION = "cpu_backend.attention.latent.LatentBackend"
+SPARSE_ATTENTION = "cpu_backend.attention.sparse.SparseLatentBackend"
 LAYOUT = "cpu_backend_layout"  # key in the host's additional_config
 BLOCK_SIZE = 128  # tokens of a KV page: eight vectors of AVX-512, 16 KiB of bf16 at head size 64
 
@@ -67,8 +68,10 @@ class CpuBackendPlatform(CpuPlatform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """This project's attention; models with a sparse one are refused before."""
-        return LATENT_ATTENTION if attn_selector_config.use_mla else ATTENTION
+        """This project's attention; models with another sparse one are refused before."""
+        if not attn_selector_config.use_mla:
+            return ATTENTION
+        return SPARSE_ATTENTION if attn_selector_config.use_sparse else LATENT_ATTENTION
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
@@ -309,6 +312,8 @@ def _one_request_bytes(config: VllmConfig) -> int:
     if model is None or model.runner_type != "generate":
         return 0
     if model.has_inner_state or model.get_sliding_window() is not None:
+        return 0
+    if hasattr(model.hf_text_config, "index_topk"):  # some layers have an indexer's keys besides
         return 0
     parallel = config.parallel_config
     channels = 2 * model.get_head_size()

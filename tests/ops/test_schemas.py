@@ -49,6 +49,10 @@ apply_penalties_(Tensor! logits, Tensor prompt, Tensor output, Tensor output_sta
 Tensor repetition, Tensor frequency, Tensor presence) -> ()
 bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
+cache_keys(Tensor keys, Tensor! cache, Tensor slot_mapping) -> ()
+cache_rows(Tensor rows, Tensor! cache, Tensor slot_mapping) -> ()
+choose_tokens(Tensor query, Tensor weights, Tensor key_cache, Tensor query_start_loc, \
+Tensor seq_lens, Tensor block_table, float scale, Tensor! scores, Tensor! chosen) -> ()
 describe() -> str
 experts(Tensor! out, Tensor x, int[] gate_up, int[] down, Tensor? gate_up_bias, \
 Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
@@ -82,6 +86,8 @@ read_bytes(Tensor data) -> int
 sample_(Tensor! logits, Tensor temperature, Tensor? k, Tensor? p, Tensor? min_p, Tensor seeds) \
 -> Tensor
 set_num_threads(int threads) -> ()
+sparse_attention(Tensor query, Tensor cache, Tensor! output, Tensor query_start_loc, \
+Tensor seq_lens, Tensor block_table, Tensor chosen, float scale) -> ()
 state_scan(Tensor! out, Tensor! states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, \
 Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor query_start_loc, Tensor? slots, \
 Tensor? has_initial_state) -> ()

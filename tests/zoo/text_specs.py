@@ -47,6 +47,8 @@ ODD_LATENT = {**LATENT, "kv_lora_rank": 72, "qk_rope_head_dim": 16, "head_dim": 
 # As published configs say it, which transformers takes for granted.
 CORRECTED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "first_k_dense_replace": 1}
 GROUPED = {**CORRECTED, "n_group": 4, "topk_group": 2}
+# All but the shortest prompts have more tokens than an indexer chooses.
+FEW_CHOSEN = {"index_topk": 12, "index_n_heads": 16, "index_head_dim": 48}
 YARN = {
     "rope_parameters": {
         "rope_type": "yarn",
@@ -135,7 +137,13 @@ OWN = (
         {**ODD_LATENT, **GROUPED, **YARN},
         selected=True,
     ),
-    Spec("DeepseekV32ForCausalLM", "DeepSeek V3.2", "deepseek_v32", refused=SPARSE),
+    Spec(
+        "DeepseekV32ForCausalLM",
+        "DeepSeek V3.2",
+        "deepseek_v32",
+        {**ODD_LATENT, **GROUPED, **YARN, **FEW_CHOSEN},
+        selected=True,
+    ),
     Spec(
         "DeepseekV4ForCausalLM",
         "DeepSeek V4",
@@ -222,7 +230,21 @@ OWN = (
         "glm4_moe_lite",
         {**WIDE_LATENT, **CORRECTED, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
-    Spec("GlmMoeDsaForCausalLM", "GLM-5", "glm_moe_dsa", refused=SPARSE),
+    Spec(
+        "GlmMoeDsaForCausalLM",
+        "GLM-5",
+        "glm_moe_dsa",
+        # The third layer attends to what the second one's indexer has chosen.
+        {
+            **FOUR,
+            **WIDE_LATENT,
+            **CORRECTED,
+            **FEW_CHOSEN,
+            "index_head_dim": 80,
+            "index_topk_freq": 2,
+            "indexer_rope_interleave": True,
+        },
+    ),
     Spec("GPT2LMHeadModel", "GPT-2", "gpt2", TIED),
     Spec("GPTBigCodeForCausalLM", "StarCoder", "gpt_bigcode", {**TIED, "num_key_value_heads": 1}),
     Spec("GPTJForCausalLM", "GPT-J", "gptj", {"rotary_dim": 16}),

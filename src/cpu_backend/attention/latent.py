@@ -101,8 +101,7 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
                 f"latent and rotated part of {head_size} channels together are not supported by "
                 f"cpu_backend: up to {WIDEST} are."
             )
-        self._write = torch.ops._C.cpu_attn_reshape_and_cache.default
-        self._attend = torch.ops._C.cpu_attention_with_kv_cache.default
+        self.cached_channels = self.key_dim + self.value_dim
 
     def set_projections(self, to_latents: torch.Tensor, from_latents: torch.Tensor) -> None:
         """to_latents [heads, latent, unrotated], from_latents [heads, v_head_dim, latent]."""
@@ -120,26 +119,55 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
         output: torch.Tensor,
     ) -> None:
         """query [tokens, heads, unrotated + rotated], latents [tokens, latent], rotated [tokens, 1,
-        rotated]; kv_cache [blocks, block_size, key_dim + value_dim], ``scale`` that of its fp8
+        rotated]; kv_cache [blocks, block_size, cached_channels], ``scale`` that of its fp8
         codes; output [tokens, heads * v_head_dim]."""
         tokens = step.num_actual_tokens
-        cache = (scale, scale, self.kv_cache_dtype)
-        keys, values = parts(kv_cache.unsqueeze(1), self.key_dim, self.value_dim)
         rows = torch.cat((latents, rotated.flatten(1)), -1)
         if self.key_dim > self.head_size:
             rows = torch.nn.functional.pad(rows, (0, self.key_dim - self.head_size))
-        self._write(rows, rows[:, : self.value_dim], keys, values, step.slot_mapping, "", *cache)
+        self._write(rows, kv_cache, scale, step)
 
         make = torch.zeros if self.key_dim > self.head_size else torch.empty
         absorbed = make((tokens, self.num_heads, self.key_dim), dtype=query.dtype)
         self._to_latents(absorbed[..., : self.latent], query[:tokens, :, : self.unrotated])
         absorbed[..., self.latent : self.head_size].copy_(query[:tokens, :, self.unrotated :])
         attended = torch.empty((tokens, self.num_heads, self.value_dim), dtype=query.dtype)
-        self._attend(
-            absorbed,
+        self._attend(absorbed, kv_cache, scale, step, attended)
+        heads = output[:tokens].view(tokens, self.num_heads, self.v_head_dim)
+        self._from_latents(heads, attended[..., : self.latent])
+
+    def _write(
+        self, rows: torch.Tensor, kv_cache: torch.Tensor, scale: float, step: StepMetadata
+    ) -> None:
+        """rows [tokens, key_dim] to the slots of their tokens, as keys and as values."""
+        keys, values = parts(kv_cache.unsqueeze(1), self.key_dim, self.value_dim)
+        torch.ops._C.cpu_attn_reshape_and_cache.default(
+            rows,
+            rows[:, : self.value_dim],
             keys,
             values,
-            attended,
+            step.slot_mapping,
+            "",
+            scale,
+            scale,
+            self.kv_cache_dtype,
+        )
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        scale: float,
+        step: StepMetadata,
+        output: torch.Tensor,
+    ) -> None:
+        """query [tokens, heads, key_dim] over the cache to output [tokens, heads, value_dim]."""
+        keys, values = parts(kv_cache.unsqueeze(1), self.key_dim, self.value_dim)
+        torch.ops._C.cpu_attention_with_kv_cache.default(
+            query,
+            keys,
+            values,
+            output,
             step.query_start_loc,
             step.seq_lens,
             self.scale,
@@ -151,10 +179,10 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
             step.plan,
             None,
             step.dynamic_causal,
-            *cache,
+            scale,
+            scale,
+            self.kv_cache_dtype,
         )
-        heads = output[:tokens].view(tokens, self.num_heads, self.v_head_dim)
-        self._from_latents(heads, attended[..., : self.latent])
 
     def forward_mqa(self, *args: Any, **kwargs: Any) -> Any:
         """The host's MLAAttention asks for decodes apart; LatentAttention does not."""
@@ -204,9 +232,8 @@ class LatentAttention(MLAAttention):
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
         """The host's, with pages as large as they are here."""
         spec = super().get_kv_cache_spec(vllm_config)
-        channels = self.impl.key_dim + self.impl.value_dim
         content = kv_dtypes.token_bytes(
-            self.kv_cache_dtype, vllm_config.model_config.dtype, channels
+            self.kv_cache_dtype, vllm_config.model_config.dtype, self.impl.cached_channels
         )
         return replace(spec, state_content_bytes=content)
 
