@@ -328,22 +328,46 @@ def mxfp8() -> Scheme:
     return compressed_tensors(write, "mxfp8-quantized", common, inputs)
 
 
+def e2m1(values: torch.Tensor) -> torch.Tensor:
+    """Codes of the nearest of its numbers, of rows [rows, in], two in each byte."""
+    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.bucketize(values.abs(), (numbers[1:] + numbers[:-1]) / 2)
+    codes = (codes + 8 * (values < 0)).to(torch.uint8)
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
 def mxfp4() -> Scheme:
     """e2m1 with a power of two per 32 channels, two codes per byte."""
-    numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
     def write(layer: Layer) -> Tensors:
         scales = exponents(layer.weight, 6.0)
-        values = (grouped(layer.weight, 32) / torch.exp2(scales.float() - 127)[..., None]).flatten(
-            1
-        )
-        codes = torch.bucketize(values.abs(), (numbers[1:] + numbers[:-1]) / 2)
-        codes = (codes + 8 * (values < 0)).to(torch.uint8)
-        return {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": scales}
+        values = grouped(layer.weight, 32) / torch.exp2(scales.float() - 127)[..., None]
+        return {"weight_packed": e2m1(values.flatten(1)), "weight_scale": scales}
 
     weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
     weights |= {"scale_dtype": "torch.uint8"}
     return compressed_tensors(write, "mxfp4-pack-quantized", weights)
+
+
+def nvfp4(four_bit_inputs: bool) -> Scheme:
+    """e2m1 with an e4m3 scale per 16 channels, of which a number in fp32 is left out."""
+    # For a largest weight of 4, in every layer: those that a backend merges must share it.
+    left_out = FP8_MAX * 6.0 / 4.0
+
+    def write(layer: Layer) -> Tensors:
+        groups = grouped(layer.weight, 16)
+        scales = groups.abs().amax(-1) / 6.0 * left_out
+        scales = scales.clamp(2.0**-9, FP8_MAX).to(torch.float8_e4m3fn)
+        values = groups / (scales.float() / left_out)[..., None]
+        tensors = {"weight_packed": e2m1(values.flatten(1)), "weight_scale": scales}
+        tensors["weight_global_scale"] = torch.tensor([left_out])
+        if four_bit_inputs:
+            tensors["input_global_scale"] = torch.tensor([left_out])
+        return tensors
+
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    inputs = {**weights, "dynamic": "local"} if four_bit_inputs else None
+    return compressed_tensors(write, "nvfp4-pack-quantized", weights, inputs)
 
 
 SCHEMES = {
@@ -371,6 +395,8 @@ SCHEMES = {
     "fp8-deepseek": fp8_deepseek(),
     "mxfp8": mxfp8(),
     "mxfp4": mxfp4(),
+    "nvfp4": nvfp4(four_bit_inputs=True),
+    "nvfp4a16": nvfp4(four_bit_inputs=False),
 }
 
 

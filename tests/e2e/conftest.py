@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from cpu_backend.demo_model import fetch
+from tests.e2e import other_tools
 from tests.e2e.engine import NEW_TOKENS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -73,16 +74,18 @@ Quantize = Callable[[str, Path, Path], Path]
 
 @pytest.fixture(scope="session")
 def quantize() -> Quantize:
-    """``quantize(scheme, source, target)``: ``target``, a checkpoint as the script writes it."""
+    """``quantize(scheme, source, target)``: ``target``, a checkpoint as the script or another tool
+    writes it."""
     spec = importlib.util.spec_from_file_location("examples_quantize_model", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = script  # its dataclasses look themselves up
     spec.loader.exec_module(script)
+    schemes = script.SCHEMES | other_tools.schemes(script.SCHEMES)
 
     def write(scheme: str, source: Path, target: Path) -> Path:
-        script.quantize(script.SCHEMES[scheme], source, target)
+        script.quantize(schemes[scheme], source, target)
         return target
 
     return write

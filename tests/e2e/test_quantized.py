@@ -49,9 +49,17 @@ SCHEMES = {
     "fp8-deepseek": 1.1,
     "mxfp8": 1.1,
     "mxfp4": 2.0,
+    "nvfp4": 1.8,
+    "nvfp4a16": 1.8,
+    "modelopt-fp8": 1.1,
+    "modelopt-nvfp4": 1.8,
+    "quark-fp8": 1.1,
+    "quark-int8": 1.1,
+    "autoround-gptq": 1.4,
+    "autoround-awq": 1.35,
 }
 # One of each way of storing: these are in every run.
-QUICK = ("w8a8", "w4a16", "gptq-act-order", "awq", "fp8-deepseek", "mxfp8")
+QUICK = ("w8a8", "w4a16", "gptq-act-order", "awq", "fp8-deepseek", "mxfp8", "modelopt-nvfp4")
 
 
 @pytest.fixture(scope="session")

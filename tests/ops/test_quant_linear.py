@@ -191,13 +191,20 @@ def test_fp8_is_as_accurate_as_bf16(
 @pytest.mark.parametrize(("n", "k"), [(5, 64), (40, 320), (33, 31), (100, 1000)])
 @pytest.mark.parametrize("kind", ["int16", "int8"])
 @pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("group", [16, 32])
 def test_e2m1_in_pairs_is_the_same_weight_in_8_bits(
-    n: int, k: int, kind: str, strided: bool, dtype: torch.dtype, seeded: torch.Generator
+    n: int,
+    k: int,
+    kind: str,
+    strided: bool,
+    group: int,
+    dtype: torch.dtype,
+    seeded: torch.Generator,
 ) -> None:
     codes = torch.randint(0, 16, (n, k + k % 2), generator=seeded).to(torch.uint8)
     pairs = codes[:, ::2] | codes[:, 1::2] << 4
     twice = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).to(torch.int8)
-    groups = GroupScales(random(seeded, -(-k // 32), n).abs(), min(32, k))
+    groups = GroupScales(random(seeded, -(-k // group), n).abs(), min(group, k))
     if strided:
         pairs = pairs.repeat(1, 2)[:, : pairs.shape[1]]
     packed = QuantizedLinear(

@@ -28,7 +28,8 @@ COMMAND = "vllm.entrypoints.cli."
 
 LONGEST = 400  # characters of a message that are still read
 
-# Where the host's words are long, short of a way out, or speak of GPUs: what it says, and how it is said here.
+# Where the host's words are long, without a way out, or speak of GPUs: what it says, and how it
+# is said here.
 WORDING = (
     (
         r"User-specified max_model_len \((\d+)\) is greater than .*?[a-z_]+=(\d+)",

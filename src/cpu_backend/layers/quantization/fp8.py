@@ -19,6 +19,8 @@ from cpu_backend.host.quantized_bases import (
     MxFp4LinearLayerConfig,
     Mxfp8LinearKernel,
     Mxfp8LinearLayerConfig,
+    NvFp4LinearKernel,
+    NvFp4LinearLayerConfig,
 )
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
@@ -189,13 +191,37 @@ class Mxfp4ExpertsMethod(ExpertsMethod):
         return QuantizedLinear(*matrix_of_mxfp4(pairs, scales))
 
 
+class CpuNvFp4Linear(PackedKernel, NvFp4LinearKernel):
+    """e2m1 weights with an e4m3 scale per 16 channels and one in fp32 for all."""
+
+    def __init__(self, config: NvFp4LinearLayerConfig) -> None:
+        super().__init__(config)
+        _rehearse(torch.float4_e2m1fn_x2)
+
+    @classmethod
+    def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
+        """Any: activations are not rounded to what the checkpoint was made for."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """weight uint8 [out, in / 2], the first of two codes low; weight_scale e4m3 [out, in / 16];
+        weight_global_scale fp32, one number."""
+        scales = layer.weight_scale.data.float() * layer.weight_global_scale.data.float()
+        matrix = matrix_of_e2m1(layer.weight.data, scales, 16)
+        self.packed = pack(layer, matrix, "weight", "weight_scale")
+
+
 def matrix_of_mxfp4(pairs: torch.Tensor, scales: torch.Tensor) -> Matrix:
     """pairs uint8 [out, in / 2], the first of two codes low; scales e8m0 [out, in / 32]."""
+    return matrix_of_e2m1(pairs, power_of_two(scales).to(torch.bfloat16), 32)
+
+
+def matrix_of_e2m1(pairs: torch.Tensor, scales: torch.Tensor, group: int) -> Matrix:
+    """pairs uint8 [out, in / 2], the first of two codes low; scales [out, in / group]."""
     in_features = 2 * pairs.shape[1]
-    halves = (power_of_two(scales) / 2).to(torch.bfloat16)
     return Matrix(
         Codes(pairs.view(torch.float4_e2m1fn_x2), "pairs_of_k", 4),
-        GroupScales(halves.t(), min(32, in_features)),
+        GroupScales((scales / 2).t(), min(group, in_features)),  # of codes that are twice a number
         in_features,
         weight_only_activations(),
     )

@@ -1,0 +1,75 @@
+"""The numbers that examples/quantize_model.py writes, as other tools name and describe them.
+
+A scheme is that script's: ``write`` makes a layer's tensors, ``config`` goes to config.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+
+def modelopt(scheme: Any, algorithm: str) -> Any:
+    """As NVIDIA's Model Optimizer names and describes them; global scales are factors there."""
+
+    def write(layer: Any) -> dict[str, torch.Tensor]:
+        tensors = {
+            name: t.view(()) if t.numel() == 1 else t for name, t in scheme.write(layer).items()
+        }
+        for name, other in (("weight", "weight_scale_2"), ("input", "input_scale")):
+            if (divisor := tensors.pop(f"{name}_global_scale", None)) is not None:
+                tensors[other] = 1 / divisor
+        if (codes := tensors.pop("weight_packed", None)) is not None:
+            tensors["weight"] = codes
+        return tensors
+
+    details = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    config = {"quant_method": "modelopt", "quantization": details | {"group_size": 16}}
+    return replace(scheme, write=write, config=config)
+
+
+def quark(scheme: Any, dtype: str, weights: str, inputs: str, dynamic: bool) -> Any:
+    """As AMD's Quark does; weights and inputs: what shares a scale."""
+
+    def write(layer: Any) -> dict[str, torch.Tensor]:
+        tensors = scheme.write(layer)
+        one = (tensors["weight_scale"].numel(),) if weights == "per_channel" else ()
+        tensors["weight_scale"] = tensors["weight_scale"].float().view(one)
+        return tensors
+
+    def spec(shared: str, dynamic: bool, axis: int) -> dict[str, Any]:
+        numbers = {"dtype": dtype, "is_dynamic": dynamic, "qscheme": shared, "symmetric": True}
+        return numbers | {"ch_axis": axis if shared == "per_channel" else None, "group_size": None}
+
+    layers = {"weight": spec(weights, False, 0), "input_tensors": spec(inputs, dynamic, 1)}
+    config = {
+        "quant_method": "quark",
+        "quant_mode": "eager_mode",
+        "export": {"kv_cache_group": [], "pack_method": "reorder"},
+        "global_quant_config": layers | {"output_tensors": None, "bias": None},
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "exclude": ["lm_head"],
+    }
+    return replace(scheme, write=write, config=config)
+
+
+def auto_round(scheme: Any, layout: str, sym: bool) -> Any:
+    """As Intel's AutoRound describes a layout of another tool."""
+    config = {key: scheme.config[key] for key in ("bits", "group_size")}
+    config |= {"quant_method": "auto-round", "packing_format": f"auto_round:{layout}"}
+    return replace(scheme, config=config | {"sym": sym, "data_type": "int"})
+
+
+def schemes(known: dict[str, Any]) -> dict[str, Any]:
+    """By name, made of the script's."""
+    return {
+        "modelopt-fp8": modelopt(known["fp8-static"], "FP8"),
+        "modelopt-nvfp4": modelopt(known["nvfp4"], "NVFP4"),
+        "quark-fp8": quark(known["fp8-static"], "fp8_e4m3", "per_tensor", "per_tensor", False),
+        "quark-int8": quark(known["w8a8"], "int8", "per_channel", "per_channel", True),
+        "autoround-gptq": auto_round(known["gptq"], "auto_gptq", sym=True),
+        "autoround-awq": auto_round(known["awq"], "auto_awq", sym=False),
+    }
