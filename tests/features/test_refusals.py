@@ -84,6 +84,12 @@ def test_offloading(model_path: str, kept: str, option: dict[str, Any]) -> None:
         _configure(model_path, **option)
 
 
+@pytest.mark.parametrize("scheme", ["torchao", "quark", "online", "mxfp4", "deepseek_v4_fp8"])
+def test_schemes_of_checkpoints_for_one_that_has_none(model_path: str, scheme: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{scheme} is for checkpoints .* cpu_int8 or cpu_int4"):
+        _configure(model_path, quantization=scheme)
+
+
 def test_new_weights_from_a_trainer(model_path: str) -> None:
     with pytest.raises(ConfigError, match=r"weights are packed .* start another"):
         _configure(model_path, weight_transfer_config={"backend": "ipc"})
@@ -153,6 +159,18 @@ def test_experts_of_another_width_than_their_config_says(tmp_path: Path, width: 
     [done] = run_all([_llm(tmp_path, max_model_len=256)], tmp_path)
     assert "[192, 96] in the checkpoint" in done.sentence
     assert f"makes it [192, {width}]" in done.sentence
+
+
+def test_experts_in_schemes_that_are_made_for_gpus(tmp_path: Path) -> None:
+    build.write_config(build.Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"), tmp_path)
+    options = {"load_format": "dummy", "max_model_len": 256}
+    schemes = ("fp8", "experts_int8", "cpu_int8")
+    *refused, fitting = run_all(
+        [_llm(tmp_path, quantization=s, **options) for s in schemes], tmp_path
+    )
+    for done in refused:
+        assert "mixtures of experts in the scheme of vLLM's" in done.sentence
+    assert fitting.code == 0, fitting.err[-4000:]
 
 
 HRM = build.Spec(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cpu_backend.errors import ConfigError
 from cpu_backend.host.seam import When, change, patch
 
 ORACLES = "vllm.model_executor.layers.fused_moe.oracle"
@@ -47,15 +48,24 @@ def take_mxfp8(module: Any) -> None:
     when=When.COMPUTING,
 )
 def choose(original: Any) -> Any:
-    """The host's methods, with their mixins."""
+    """The host's methods, with their mixins; the others are made for GPUs."""
     from cpu_backend.layers import quantization
+    from cpu_backend.layers.experts import ExpertsMethod
 
     mixins = quantization.experts_methods()
     ours = {host: type(mixin.__name__, (mixin, host), {}) for host, mixin in mixins.items()}
 
     def get_quant_method(self: Any, *args: Any, **kwargs: Any) -> Any:
         method = original(self, *args, **kwargs)
-        method.__class__ = ours.get(type(method), type(method))
+        if isinstance(method, ExpertsMethod):
+            return method
+        if type(method) not in ours:
+            raise ConfigError(
+                f"mixtures of experts in the scheme of vLLM's {type(method).__name__} are not "
+                "supported on the CPU: choose another checkpoint, or --quantization cpu_int8 or "
+                "cpu_int4 for one that is not quantized."
+            )
+        method.__class__ = ours[type(method)]
         return method
 
     return get_quant_method

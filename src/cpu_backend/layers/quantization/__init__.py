@@ -7,6 +7,21 @@ checkpoint's copy is freed; ``docs/quantization.md`` says what is computed with 
 from __future__ import annotations
 
 import functools
+from typing import Any
+
+from cpu_backend.errors import ConfigError
+
+# The host's that quantize a checkpoint while it is read.
+AT_LOAD = (
+    "experts_int8",
+    "fp8",
+    "fp8_per_block",
+    "fp8_per_channel",
+    "fp8_per_tensor",
+    "int8_per_channel_weight_only",
+    "mxfp8",
+    "nvfp4_per_token",
+)
 
 
 @functools.cache
@@ -24,6 +39,27 @@ def register_configs() -> None:
     ):
         for name in names:
             register_quantization_config(name)(config)
+
+
+def check(model: Any) -> None:
+    """ConfigError for ``--quantization`` with a scheme of checkpoints beside a model configuration
+    that says nothing of one: the host would end in a traceback or read weights as scales."""
+    from cpu_backend.host.bases import get_quantization_config
+    from cpu_backend.layers.quantization.packing import OwnConfig
+
+    if model.quantization is None or model.quantization in AT_LOAD:
+        return
+    told = ("quantization_config", "compression_config")
+    for config in (model.hf_config, model.hf_text_config):
+        if any(getattr(config, name, None) for name in told):
+            return
+    scheme = get_quantization_config(model.quantization)
+    if issubclass(scheme, OwnConfig) or scheme.get_config_filenames():
+        return  # of which the host says what it looked for
+    raise ConfigError(
+        f"--quantization {model.quantization} is for checkpoints that were quantized so, which "
+        "this one was not: choose cpu_int8 or cpu_int4, which quantize any checkpoint."
+    )
 
 
 def experts_methods() -> dict[type, type]:
