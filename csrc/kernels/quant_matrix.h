@@ -3,9 +3,8 @@
 //
 // Panel     a word of 8-bit codes of each column is what a tile has of the panel; 4-bit codes are
 //           expanded before (kernels/quant_expand.h).
-// Rows      kernels/quant_rows.h, Matrix: signed quads, or the upper and lower bytes of pairs,
-// which
-//           are multiplied apart: code * activation = 256 * (code * upper) + code * lower.
+// Rows      kernels/quant_rows.h, Matrix: signed quads, or the upper and lower bytes of pairs, each
+//           by themselves: code * activation = 256 * (code * upper) + code * lower.
 // Order     as many channels of the panel as stay in L1 meet all rows; the sums of a longer segment
 //           wait in memory meanwhile.  A segment is scaled and added to the results as soon as its
 //           sums are there, while the tiles multiply the next rows.

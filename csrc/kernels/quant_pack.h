@@ -63,7 +63,8 @@ static inline int64_t panel_bytes(const QuantLayout& layout) {
   return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout) +
          levels * kLevelsBytes;
 }
-// Matrix tiles read codes past the end of a segment; they meet activations of zero.
+// Matrix tiles read whole parts of a segment, of which the last may end after the weight: what they
+// read too much meets activations of zero.
 constexpr int64_t kReadPast = kHasTiles ? (kMatrixSteps - 1) * 4 * step_words(8) * kPanelWidth : 0;
 static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
   return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout) + kReadPast;

@@ -11,12 +11,12 @@
 //           among each other, so that a register tile finds all rows at fixed distances from one
 //           pointer: with an address for each, those went through memory in every segment (int8
 //           tiles of 12 rows spent 37 % outside of their dot products).
-// Matrix    where the target has matrix tiles, a tile of more than kQuantRows rows has
-// matrix_steps()
-//           steps of each row together, which is a row of a left operand.  The last ones of a
-//           segment are filled up with zeros; what a tile has before a row that it lacks is never
-//           used.  Pairs lie in two planes of bytes there: for all rows the upper ones, which are
-//           signed, then the lower ones, which are not, both in the order of quads.
+// Matrix    where the target has matrix tiles, a tile of more than kQuantRows rows keeps together
+//           matrix_steps() steps of a row, which is a row of a left operand.  The last ones of a
+//           segment are filled up with zeros.  Operands have equal numbers of rows, so the last one
+//           may read past the tile's rows; these products are dropped.  Pairs lie in two planes of
+//           bytes: for all rows the upper ones, which are signed, then the lower ones, which are
+//           not, both in the order of quads.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
 // Floats    eight fp32, for codes that are no integers; scales and sums are not written.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
