@@ -50,7 +50,8 @@ struct GemmPlan {
 // of 6 rows, two of 12) and at most 96, because each item reads its panels again.  Items are of
 // equal size: with 24 and 8 instead of 16 and 16, products of 32 rows took 5 to 25 % longer (Zen
 // 5).
-static inline int64_t item_rows(int64_t m, int64_t fitting, int64_t least = 24) {
+constexpr int64_t kLeastItemRows = 24;
+static inline int64_t item_rows(int64_t m, int64_t fitting, int64_t least = kLeastItemRows) {
   constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
   constexpr int64_t kMost = 96;
   const int64_t tiles = fitting / kTileRows * kTileRows;

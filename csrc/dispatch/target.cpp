@@ -113,7 +113,7 @@ const KernelTable kTable = {
     [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
     },
-    kQuantRows,
+    kMostRows,
     quant_scratch_floats,
     quant_packed_bytes,
     quant_row_bytes,

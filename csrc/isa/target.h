@@ -37,8 +37,8 @@
 #endif
 
 // Products of bf16 pairs in hardware: on vectors (AVX512_BF16), on vectors and, as those of bytes,
-// on blocks of two rows and two columns (BF16 and I8MM of Arm), and on tiles (AMX).  The kernel
-// tests compile each by its definition for any CPU (CPU_BACKEND_EMULATE_...).
+// on blocks of two rows and two columns (BF16 and I8MM of Arm), and, as those of bytes, on tiles
+// (AMX).  The kernel tests compile each by its definition for any CPU (CPU_BACKEND_EMULATE_...).
 #if (defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)) || \
     defined(CPU_BACKEND_EMULATE_BLOCKS)
 #define CPU_BACKEND_BLOCKS
@@ -47,8 +47,8 @@
     defined(CPU_BACKEND_BLOCKS)
 #define CPU_BACKEND_BF16_PAIRS
 #endif
-#if defined(__AMX_BF16__) || defined(CPU_BACKEND_EMULATE_BF16_TILES)
-#define CPU_BACKEND_BF16_TILES
+#if (defined(__AMX_BF16__) && defined(__AMX_INT8__)) || defined(CPU_BACKEND_EMULATE_TILES)
+#define CPU_BACKEND_TILES
 #endif
 
 namespace CPU_BACKEND_NAMESPACE {
@@ -62,6 +62,12 @@ constexpr int kLanes = kVectorBytes / 4;
 constexpr int kMaxRows = 12;
 #else
 constexpr int kMaxRows = 6;
+#endif
+
+#if defined(CPU_BACKEND_TILES)
+constexpr bool kHasTiles = true;
+#else
+constexpr bool kHasTiles = false;
 #endif
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -44,7 +44,7 @@ static inline Slice panel_columns(int64_t n, int parts, int64_t panel) {
 }
 
 // Rows of k that a packed panel is padded to, with zeros.
-#if defined(CPU_BACKEND_BF16_TILES)
+#if defined(CPU_BACKEND_TILES)
 template <class T>
 constexpr int64_t kDepthMultiple = sizeof(T) == 2 && kPairing<T> == 2 ? kTileDepth : 1;
 #else
@@ -192,7 +192,7 @@ void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column
 // AVX2 gained nothing).
 template <class T>
 bool rows_collide(int64_t m, int64_t stride) {
-#if defined(CPU_BACKEND_BF16_TILES)
+#if defined(CPU_BACKEND_TILES)
   if constexpr (kSame<T, bf16_t>) return false;  // a load takes whole lines, once
 #endif
   constexpr int64_t kWays = 8, kWayBytes = 4096;
@@ -274,7 +274,7 @@ void multiply_panels(const GemmStep<T>& step, int64_t panels) {
                  step.c, kPanelWidth, step.accumulate, next);
 }
 
-#if defined(CPU_BACKEND_BF16_TILES)
+#if defined(CPU_BACKEND_TILES)
 // Tiles read whole multiples of their depth: where a row ends before, a copy ends in zeros.
 template <>
 inline void take_rows(GemmStep<bf16_t>& step, const bf16_t* a, int64_t a_stride, float* scratch) {

@@ -43,7 +43,7 @@ constexpr int kPerWord<e5m2_t> = 2;
 template <>
 constexpr int kPerWord<int8_t> = 2;
 
-#if defined(CPU_BACKEND_BF16_PAIRS) || defined(CPU_BACKEND_BF16_TILES)
+#if defined(CPU_BACKEND_BF16_PAIRS) || defined(CPU_BACKEND_TILES)
 constexpr bool kPairsOfColumns = false;
 #else
 constexpr bool kPairsOfColumns = 16 % kPanelWidth == 0;

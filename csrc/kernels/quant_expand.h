@@ -1,4 +1,5 @@
-// 4-bit codes that stand for 8-bit ones, expanded into the packed form of these.
+// 4-bit codes expanded into the packed form of 8-bit ones: those that stand for others, and, for
+// matrix tiles, which know bytes only, all.
 //
 // ZeroKind::kLevels   code8 = step * code + base, whole numbers for every 32 channels and column:
 //                     four codes of a word, a byte each, are multiplied by a step at once.  No
@@ -78,20 +79,41 @@ static inline const char* expand_levels(const char* from, int64_t channels, char
   return from;
 }
 
-static inline const char* expand_group(CodeKind kind, const char* from, int64_t channels,
-                                       char* to) {
-  return kind == CodeKind::kE2m1 ? expand_e2m1(from, channels, to)
-                                 : expand_levels(from, channels, to);
+// Codes that stand for themselves.
+static inline const char* expand_nibbles(const char* from, int64_t channels, char* to) {
+  for (int64_t i = 0; i < channels; i += QuantLayout::kStep) {
+    fetch_ahead(from, 4 * kPanelWidth);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
+      store_raw(to + 4 * v * kLanes, word & 0x0f0f0f0fu);
+      store_raw(to + 4 * (kPanelWidth + v * kLanes), shift_halves(word, 4) & 0x0f0f0f0fu);
+    }
+    from += 4 * kPanelWidth;
+    to += 8 * kPanelWidth;
+  }
+  return from;
 }
 
-// A whole panel as layout.multiplied() has it.
+static inline const char* expand_group(const QuantLayout& layout, const char* from,
+                                       int64_t channels, char* to) {
+  if (layout.kind == CodeKind::kE2m1) return expand_e2m1(from, channels, to);
+  if (kHasTiles && !layout.expands()) return expand_nibbles(from, channels, to);
+  return expand_levels(from, channels, to);
+}
+
+// A whole panel.
+static inline int64_t expanded_panel_bytes(const QuantLayout& layout) {
+  QuantLayout expanded = layout.multiplied();
+  expanded.bits = 8;
+  return panel_bytes(expanded);
+}
 static inline void expand_panel(const QuantLayout& layout, const char* from, char* to) {
-  const int64_t scales = scale_bytes(layout);
+  const int64_t head = group_head_bytes(layout);
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
-    __builtin_memcpy(to, from, static_cast<size_t>(scales));
-    from = expand_group(layout.kind, from + scales, channels, to + scales);
-    to += scales + expanded_bytes(channels);
+    __builtin_memcpy(to, from, static_cast<size_t>(head));
+    from = expand_group(layout, from + head, channels, to + head);
+    to += head + expanded_bytes(channels);
   }
 }
 

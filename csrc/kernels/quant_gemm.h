@@ -9,336 +9,46 @@
 //           in fp32 in the order of k; bias is added in fp32; one rounding, on store.  kOffset:
 //           a_scale * scale * dot + a_scale * sum * zero, the last product in fp32.
 //           kLevels, kE2m1: the product of the 8-bit codes that kernels/quant_expand.h makes.
-// Registers codes are unpacked by mask and shift where they are used: 2 instructions for the 32
-//           products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, shared by all
-//           rows of the tile.
+// Tiles     kernels/quant_tile.h in registers; where the target has matrix tiles, many rows take
+//           kernels/quant_matrix.h, with the same results.
 // Threads   none: rows x panels given by the caller; scratch of quant_scratch_floats() per thread.
 #pragma once
 
 #include "core/quant.h"
-#include "isa/blocks.h"
-#include "isa/dot.h"
 #include "kernels/gemm.h"
-#include "kernels/quant_expand.h"
 #include "kernels/quant_float.h"
-#include "kernels/quant_pack.h"
-#include "kernels/quant_rows.h"
+#include "kernels/quant_matrix.h"
+#include "kernels/quant_tile.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
-template <int kRows, int kPanels>
-struct IntTile {
-  VecI sum[kPanels][kRows][kPanelVecs];
-};
-
-// Codes of some panels that lie `stride` bytes apart, and a part of what comes after them, which is
-// fetched into L2 meanwhile: `ahead_step` bytes per step.
-struct TileCodes {
-  const char* at;
-  int64_t stride;
-  const char* ahead;
-  int64_t ahead_step;
-  bool alone;  // the only tile of these codes, which it must wait for
-  CodeKind kind;
-  char* expanded;  // where a group becomes the 8-bit codes that it stands for; null: it need not
-
-  CPU_BACKEND_INLINE const uint32_t* words(int panel) const {
-    return reinterpret_cast<const uint32_t*>(at + panel * stride);
-  }
-  CPU_BACKEND_INLINE void fetch_own(int bits, int panels) const {
-    for (int p = 0; p < panels; ++p)
-      fetch_ahead(at + p * stride, 4 * step_words(bits) * kPanelWidth);
-  }
-  CPU_BACKEND_INLINE void end_step(int bits) {
-    at += 4 * step_words(bits) * kPanelWidth;
-    __builtin_prefetch(ahead, 0, 2);
-    ahead += ahead_step;
-  }
-};
-
-// Bytes of one row's step of activations; those of a tile's rows follow each other.
-constexpr int64_t kPairsStep = 2 * QuantLayout::kStep;
-constexpr int64_t kQuadsStep = QuantLayout::kStep;
-
-// One word per column of codes as pairs: word i of `a` of each row meets the codes at 4 * place.
-template <int kBits, int kPart>
-CPU_BACKEND_INLINE VecU code_pairs(VecU word) {
-  if constexpr (kBits == 8) return kPart == 0 ? word & 0x00ff00ffu : shift_halves(word, 8);
-  // Channels (0, 1), (2, 3), (4, 5), (6, 7) begin at bits 0, 8, 4 and 12.
-  constexpr int kBegin = kPart == 0 ? 0 : kPart == 1 ? 8 : kPart == 2 ? 4 : 12;
-  if constexpr (kBegin == 12) return shift_halves(word, 12);
-  return (kBegin ? shift_halves(word, kBegin) : word) & 0x000f000fu;
-}
-
-template <int kBits, int kPart, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a,
-                                 const TileCodes& codes, int word) {
-  for (int p = 0; p < kPanels; ++p) {
-    const uint32_t* words = codes.words(p) + word * kPanelWidth;
-    VecU pairs[kPanelVecs];
-    for (int v = 0; v < kPanelVecs; ++v)
-      pairs[v] = code_pairs<kBits, kPart>(load_raw<VecU>(words + v * kLanes));
-    for (int r = 0; r < kRows; ++r) {
-      const VecI both = broadcast(load_raw<int32_t>(a + r * kPairsStep));
-      for (int v = 0; v < kPanelVecs; ++v)
-        tile.sum[p][r][v] = dot_pairs(tile.sum[p][r][v], both, (VecI)pairs[v]);
-    }
-  }
-}
-
-// A step of one row and 4-bit codes: each word is used up while it is in a register, so that the
-// sums of four panels stay in theirs.
-template <int kPanels>
-CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a,
-                                        const TileCodes& codes) {
-  VecI x[4];
-  for (int i = 0; i < 4; ++i) x[i] = broadcast(load_raw<int32_t>(a + 4 * i));
-  for (int p = 0; p < kPanels; ++p) {
-    for (int v = 0; v < kPanelVecs; ++v) {
-      const VecU word = load_raw<VecU>(codes.words(p) + v * kLanes);
-      VecI& sum = tile.sum[p][0][v];
-      sum = dot_pairs(sum, x[0], (VecI)code_pairs<4, 0>(word));
-      sum = dot_pairs(sum, x[1], (VecI)code_pairs<4, 1>(word));
-      sum = dot_pairs(sum, x[2], (VecI)code_pairs<4, 2>(word));
-      sum = dot_pairs(sum, x[3], (VecI)code_pairs<4, 3>(word));
-    }
-  }
-}
-
-// kFetch: a tile that is alone asks for memory faster than the hardware's prefetching finds the
-// streams: on Zen 5 one row reads a matrix of 1 MB 10 to 15 % faster, 12 rows are 1.1 to 1.5 times
-// as fast.  A branch per step in place of the parameter costs the others 2 to 8 %.
-template <int kBits, bool kFetch, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
-                                        TileCodes& codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kPairsStep, codes.end_step(kBits)) {
-    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
-    if constexpr (kBits == 4 && kRows == 1) {
-      dot_step_of_row(tile, a, codes);
-    } else {
-      dot_part<kBits, 0>(tile, a, codes, 0);
-      dot_part<kBits, 1>(tile, a + 4, codes, 0);
-      dot_part<kBits, kBits == 8 ? 0 : 2>(tile, a + 8, codes, kBits == 8);
-      dot_part<kBits, kBits == 8 ? 1 : 3>(tile, a + 12, codes, kBits == 8);
-    }
-  }
-}
-
-// The first or second four channels of a step.
-template <int kBits>
-CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
-  if constexpr (kBits == 8) return load_raw<VecU>(words + half * kPanelWidth);
-  const VecU word = load_raw<VecU>(words);
-  return (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
-}
-
-#if defined(CPU_BACKEND_BLOCKS)
-// Two rows at a time meet blocks of two columns.  The sums of rows r and r + 1, for even r, are
-// meanwhile those of both rows with columns 0 and 1 and with columns 2 and 3 of each vector.
-template <int kBits, bool kFetch, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs], const char* a,
-                                         TileCodes& codes, int64_t steps) {
-  static_assert(kQuadsStep == 8, "a step of a row is half of a block");
-  const auto for_each_block = [&](auto f) CPU_BACKEND_LAMBDA {
-    for (int p = 0; p < kPanels; ++p)
-      for (int r = 0; r + 2 <= kRows; r += 2)
-        for (int v = 0; v < kPanelVecs; ++v) f(sums[p][r][v], sums[p][r + 1][v]);
-  };
-  for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { rows_to_blocks(x, y); });
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(kBits)) {
-    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
-    for (int p = 0; p < kPanels; ++p) {
-      VecU first[kPanelVecs], second[kPanelVecs];
-      for (int v = 0; v < kPanelVecs; ++v) {
-        first[v] = code_quads<kBits>(codes.words(p) + v * kLanes, 0);
-        second[v] = code_quads<kBits>(codes.words(p) + v * kLanes, 1);
-      }
-      auto& sum = sums[p];
-      int r = 0;
-      for (; r + 2 <= kRows; r += 2) {
-        const VecU rows = load_raw<VecU>(a + r * kQuadsStep);
-        for (int v = 0; v < kPanelVecs; ++v) {
-          const ColumnBlocks columns(first[v], second[v]);
-          sum[r][v] = dot_blocks(sum[r][v], rows, columns.of[0]);
-          sum[r + 1][v] = dot_blocks(sum[r + 1][v], rows, columns.of[1]);
-        }
-      }
-      for (; r < kRows; ++r) {
-        const char* from = a + r * kQuadsStep;
-        for (int v = 0; v < kPanelVecs; ++v) {
-          sum[r][v] = dot_quads<kBits>(sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
-          sum[r][v] =
-              dot_quads<kBits>(sum[r][v], broadcast(load_raw<int32_t>(from + 4)), second[v]);
-        }
-      }
-    }
-  }
-  for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { blocks_to_rows(x, y); });
-}
-#endif
-
-// Returns where the activations go on.
-template <int kBits, bool kFetch, int kRows, int kPanels>
-CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][kPanelVecs],
-                                               const char* a, TileCodes& codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(kBits)) {
-    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
-    for (int half = 0; half < 2; ++half) {
-      for (int p = 0; p < kPanels; ++p) {
-        VecU quads[kPanelVecs];
-        for (int v = 0; v < kPanelVecs; ++v)
-          quads[v] = code_quads<kBits>(codes.words(p) + v * kLanes, half);
-        for (int r = 0; r < kRows; ++r) {
-          const VecI four = broadcast(load_raw<int32_t>(a + r * kQuadsStep + 4 * half));
-          for (int v = 0; v < kPanelVecs; ++v)
-            sums[p][r][v] = dot_quads<kBits>(sums[p][r][v], four, quads[v]);
-        }
-      }
-    }
-  }
-  return a;
-}
-
-template <int kBits, bool kFetch, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
-                                        TileCodes& codes, int64_t steps) {
-  if constexpr (kSame<QuadSum, VecI>) {
-#if defined(CPU_BACKEND_BLOCKS)
-    dot_chain_blocks<kBits, kFetch>(tile.sum, a, codes, steps);
-#else
-    dot_chain_quads<kBits, kFetch>(tile.sum, a, codes, steps);
-#endif
-  } else {
-    constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
-    for (; steps > 0; steps -= kChain) {
-      QuadSum sums[kPanels][kRows][kPanelVecs] = {};
-      a = dot_chain_quads<kBits, kFetch>(sums, a, codes, steps < kChain ? steps : kChain);
-      for (int p = 0; p < kPanels; ++p)
-        for (int r = 0; r < kRows; ++r)
-          for (int v = 0; v < kPanelVecs; ++v)
-            tile.sum[p][r][v] = add_quad_sum(tile.sum[p][r][v], sums[p][r][v]);
-    }
-  }
-}
-
-template <int kBits, bool kQuads, bool kFetch, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_steps(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
-                                  int64_t steps) {
-  if constexpr (kQuads) {
-    dot_steps_quads<kBits, kFetch>(tile, a, codes, steps);
-  } else {
-    dot_steps_pairs<kBits, kFetch>(tile, a, codes, steps);
-  }
-}
-
-// The quantized rows of a tile at one segment; kernels/quant_rows.h.
-struct TileRows {
-  const char* codes;
-  const float* scales;
-  const int32_t* starts;
-
-  // What an offset is multiplied with.
-  CPU_BACKEND_INLINE float total(int row) const { return load_raw<float>(starts + row); }
-};
-
-// What the dot product of a segment starts from, in place of zero: minus zero * sum.
-template <int kRows>
-CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group, const TileRows& a,
-                                    VecI (&sum)[kRows][kPanelVecs]) {
-  switch (layout.zero) {
-    case ZeroKind::kMiddle:
-#pragma GCC unroll 12
-      for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-        for (int v = 0; v < kPanelVecs; ++v) sum[r][v] = broadcast(a.starts[r]);
-      return;
-    case ZeroKind::kPoint:
-#pragma GCC unroll 2
-      for (int v = 0; v < kPanelVecs; ++v) {
-        const VecI zero =
-            round_to_int(load_scale(layout.scale_type, group + scale_bytes(layout), v));
-#pragma GCC unroll 12
-        for (int r = 0; r < kRows; ++r)
-          sum[r][v] = (VecI)((VecU)zero * (VecU)broadcast(a.starts[r]));
-      }
-      return;
-    case ZeroKind::kOffset:
-    case ZeroKind::kLevels:  // is multiplied as kMiddle
-      return;
-  }
-}
-
-// total += one segment, scaled.
-template <int kRows>
-CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, const TileRows& a,
-                                  const VecI (&sum)[kRows][kPanelVecs],
-                                  Vec (&total)[kRows][kPanelVecs]) {
-  Vec scale[kPanelVecs], zero[kPanelVecs];
-  for (int v = 0; v < kPanelVecs; ++v) scale[v] = load_scale(layout.scale_type, group, v);
-  if (layout.zero == ZeroKind::kOffset) {
-    for (int v = 0; v < kPanelVecs; ++v)
-      zero[v] = load_scale(layout.scale_type, group + scale_bytes(layout), v);
-#pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < kPanelVecs; ++v) {
-        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r] * scale[v];
-        total[r][v] = total[r][v] + zero[v] * a.total(r);
-      }
-  } else {
-#pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < kPanelVecs; ++v)
-        total[r][v] = total[r][v] + from_int(sum[r][v]) * a.scales[r] * scale[v];
-  }
-}
-
-// Rows [row, row + kRows) of some panels into block[kPanels][kRows][kPanelWidth].
-template <int kBits, bool kQuads, int kRows, int kPanels>
-CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, TileCodes packed,
-                                     float* block) {
+// Rows [row, row + rows) of some panels into block[panels][rows][kPanelWidth].
+template <class Tile>
+CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, int64_t rows,
+                                     TileCodes packed, float* block) {
   const QuantLayout& layout = args.layout;
   const int64_t segment = layout.segment_steps();
-  TileRows a;
-  a.codes = static_cast<const char*>(args.rows.data) + row * quant_row_bytes(layout);
-  a.scales = reinterpret_cast<const float*>(a.codes + kRows * row_codes_bytes(layout));
-  a.starts = reinterpret_cast<const int32_t*>(a.scales + kRows * layout.segments());
-  Vec total[kPanels][kRows][kPanelVecs] = {};
+  TileRows a(args, row, Tile::rows(rows));
+  Tile tile(layout, rows, block);
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
     const char* group = packed.at;
     packed.at += group_head_bytes(layout);
     TileCodes codes = packed;
-    const bool expand = kBits == 8 && kPanels == 1 && packed.expanded;
+    const bool expand = Tile::kMayExpand && packed.expanded;
     if (expand) {
-      packed.at = expand_group(packed.kind, packed.at, channels, packed.expanded);
+      packed.at = expand_group(*packed.packed, packed.at, channels, packed.expanded);
       codes.at = packed.expanded;
       codes.alone = false;
     }
     for (int64_t left = ceil_div(channels, QuantLayout::kStep); left > 0; left -= segment) {
       const int64_t steps = left < segment ? left : segment;
-      IntTile<kRows, kPanels> tile{};
-#pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p)
-        start_panel(layout, group + p * packed.stride, a, tile.sum[p]);
-      if (kRows == 1 || codes.alone) {
-        dot_steps<kBits, kQuads, true>(tile, a.codes, codes, steps);
-      } else {
-        dot_steps<kBits, kQuads, false>(tile, a.codes, codes, steps);
-      }
-#pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p)
-        add_panel(layout, group + p * packed.stride, a, tile.sum[p], total[p]);
-      a.scales += kRows;
-      a.starts += kRows;
-      a.codes += steps * kRows * (kQuads ? kQuadsStep : kPairsStep);
+      tile.add_segment(layout, group, a, codes, steps);
+      a.end_segment(Tile::rows(rows), tile.code_bytes(steps));
     }
     if (!expand) packed = codes;
   }
-  for (int p = 0; p < kPanels; ++p)
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kPanelVecs; ++v, block += kLanes) store(block, total[p][r][v]);
+  tile.end(block);
 }
 
 // One row takes up to four panels side by side: as many streams of memory, which a core reads
@@ -356,31 +66,43 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
                                    int64_t row, const TileCodes& codes, float* block) {
   if constexpr (kRows > 1) {
     if (rows == kRows) {
-      quant_tile<kBits, kQuads, kRows, 1>(args, row, codes, block);
+      quant_tile<RegisterTile<kBits, kQuads, kRows, 1>>(args, row, kRows, codes, block);
     } else {
       quant_rows<kBits, kQuads, kRows - 1>(rows, panels, args, row, codes, block);
     }
   } else {
     if constexpr (kQuads8 || !kQuads) {
-      if (panels == 4) return quant_tile<kBits, kQuads, 1, 4>(args, row, codes, block);
-      if (panels == 3) return quant_tile<kBits, kQuads, 1, 3>(args, row, codes, block);
-      if (panels == 2) return quant_tile<kBits, kQuads, 1, 2>(args, row, codes, block);
+      if (panels == 4)
+        return quant_tile<RegisterTile<kBits, kQuads, 1, 4>>(args, row, 1, codes, block);
+      if (panels == 3)
+        return quant_tile<RegisterTile<kBits, kQuads, 1, 3>>(args, row, 1, codes, block);
+      if (panels == 2)
+        return quant_tile<RegisterTile<kBits, kQuads, 1, 2>>(args, row, 1, codes, block);
     }
-    quant_tile<kBits, kQuads, 1, 1>(args, row, codes, block);
+    quant_tile<RegisterTile<kBits, kQuads, 1, 1>>(args, row, 1, codes, block);
   }
 }
 
-// The block of results, and a panel of the 8-bit codes that others stand for.
+// The block of results with what a tile keeps beside it, and a panel of codes that are expanded.
+constexpr int64_t kBlockFloats =
+    float_scratch_floats() > kMatrixFloats ? float_scratch_floats() : kMatrixFloats;
+static_assert(kBlockFloats >= kSideBySide * kQuantRows * kPanelWidth, "block");
+
 static inline int64_t quant_scratch_floats(const QuantLayout& layout) {
-  return float_scratch_floats() + (layout.expands() ? panel_bytes(layout.multiplied()) / 4 : 0);
+  const bool expands = layout.expands() || (kHasTiles && layout.bits == 4);
+  return kBlockFloats + (expands ? (expanded_panel_bytes(layout) + kReadPast) / 4 : 0);
 }
-static_assert(float_scratch_floats() >= kSideBySide * kQuantRows * kPanelWidth, "block");
 
 // Rows [row, row + rows) of `panels` panels from `panel` on, into block[panels][rows][kPanelWidth].
 static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t panels,
                                const TileCodes& codes, float* block) {
   if (args.layout.activations == Activations::kFloat) {
     float_block(args, row, rows, codes.at, block);
+#if defined(CPU_BACKEND_TILES)
+  } else if (in_matrix(args.rows)) {
+    uses_quads(args.layout) ? quant_tile<MatrixTile<true>>(args, row, rows, codes, block)
+                            : quant_tile<MatrixTile<false>>(args, row, rows, codes, block);
+#endif
   } else if (args.layout.bits == 4) {
     uses_quads(args.layout) ? quant_rows<4, true>(rows, panels, args, row, codes, block)
                             : quant_rows<4, false>(rows, panels, args, row, codes, block);
@@ -418,19 +140,19 @@ void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scra
   const bool floats = args.layout.activations == Activations::kFloat;
   QuantGemmArgs multiplied = args;
   multiplied.layout = args.layout.multiplied();
-  const bool expands = args.layout.expands();
-  char* const expanded = reinterpret_cast<char*>(scratch + float_scratch_floats());
+  const bool expands = args.layout.expands() || (in_matrix(args.rows) && args.layout.bits == 4);
+  char* const expanded = reinterpret_cast<char*>(scratch + kBlockFloats);
   const int64_t count = rows.end - rows.begin;
   const int64_t tile_rows = floats ? kFloatRows : args.rows.tile_rows;
   const int64_t tiles = ceil_div(count, tile_rows);
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
-  const int64_t at_once =
-      count == 1 && !expands && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
+  const bool few = count == 1 && !in_matrix(args.rows);
+  const int64_t at_once = few && !expands && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
   TileCodes codes{};
   codes.stride = bytes;
   codes.alone = tiles == 1;
-  codes.kind = args.layout.kind;
+  codes.packed = &args.layout;
   codes.expanded = expands && codes.alone ? expanded : nullptr;
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
   // of them fetch a part of the next one, which costs a single tile a tenth of its speed.

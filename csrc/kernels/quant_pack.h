@@ -10,7 +10,8 @@
 //            zeros  [kPanelWidth] of scale_type, with kPoint and kOffset
 //            codes  [steps][words][kPanelWidth], a step being 8 channels; kLevels: before every
 //                   kLevelChannels channels their levels, uint16 [kPanelWidth]
-//          so that one row of activations reads one contiguous range of memory.
+//          so that one row of activations reads one contiguous range of memory.  After the last
+//          panel kReadPast zeros.
 // Step     4 bits: one 32-bit word per column, 8 bits: two, of channels 0-3 and 4-7.  Channels 0 to
 //          3 of a word lie in its bytes so that channels (0, 1) and (2, 3) are 16 bits apart, the
 //          first where the machine's byte order has the first of two neighbouring int16: masked, a
@@ -40,6 +41,9 @@ constexpr int code_shift(int bits, int c) {
 }
 constexpr int64_t step_words(int bits) { return bits / 4; }
 
+// Steps that a matrix tile takes at a time, at most: its words are quads.
+constexpr int64_t kMatrixSteps = 8;
+
 static inline int64_t scale_bytes(const QuantLayout& layout) {
   const int64_t one = layout.scale_type == DType::kFloat32 ? 4 : 2;
   return kPanelWidth * one;
@@ -59,8 +63,11 @@ static inline int64_t panel_bytes(const QuantLayout& layout) {
   return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout) +
          levels * kLevelsBytes;
 }
+// Matrix tiles read whole parts of a segment, of which the last may end after the weight: what they
+// read too much meets activations of zero.
+constexpr int64_t kReadPast = kHasTiles ? (kMatrixSteps - 1) * 4 * step_words(8) * kPanelWidth : 0;
 static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
-  return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout);
+  return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout) + kReadPast;
 }
 
 // A group's row of scales or zeros, one vector of it, in fp32.
@@ -176,6 +183,7 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
       }
     }
   }
+  if (column + kPanelWidth >= layout.n) __builtin_memset(at, 0, kReadPast);
 }
 
 template <CodeOrder kOrder, int kBits>

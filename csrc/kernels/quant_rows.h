@@ -11,6 +11,12 @@
 //           among each other, so that a register tile finds all rows at fixed distances from one
 //           pointer: with an address for each, those went through memory in every segment (int8
 //           tiles of 12 rows spent 37 % outside of their dot products).
+// Matrix    where the target has matrix tiles, a tile of more than kQuantRows rows keeps together
+//           matrix_steps() steps of a row, which is a row of a left operand.  The last ones of a
+//           segment are filled up with zeros.  Operands have equal numbers of rows, so the last one
+//           may read past the tile's rows; these products are dropped.  Pairs lie in two planes of
+//           bytes: for all rows the upper ones, which are signed, then the lower ones, which are
+//           not, both in the order of quads.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
 // Floats    eight fp32, for codes that are no integers; scales and sums are not written.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
@@ -47,8 +53,39 @@ static inline int64_t channel_bytes(const QuantLayout& layout) {
   if (layout.activations == Activations::kFloat) return 4;
   return uses_quads(layout) ? 1 : 2;
 }
+
+// Rows of the register tile: 4 x 2 sums, two vectors of codes, activations, a product and the mask
+// fit 16 registers; 6 rows spill, a third of the speed at groups of 32.
+constexpr int kQuantRows = kMaxRows == 12 ? 12 : 4;
+
+// Rows of a matrix tile, which read a panel once: six left operands, and a group of 128 channels of
+// the panel stays in L1 for all of them.
+constexpr int kMatrixRows = 96;
+
+constexpr int kMostRows = kHasTiles ? kMatrixRows : kQuantRows;
+
+CPU_BACKEND_INLINE bool in_matrix(const QuantRows& rows) {
+  return kHasTiles && rows.tile_rows > kQuantRows;
+}
+
+// Equal parts of a segment.
+CPU_BACKEND_INLINE int64_t matrix_steps(const QuantLayout& layout) {
+  const int64_t segment = layout.segment_steps();
+  return ceil_div(segment, ceil_div(segment, kMatrixSteps));
+}
+
+// Steps of a row, with those that fill up segments.
+static inline int64_t row_steps(const QuantLayout& layout) {
+  if (!kHasTiles || layout.activations == Activations::kFloat) return layout.steps();
+  const int64_t segment = layout.segment_steps(), part = matrix_steps(layout);
+  const auto of_group = [&](int64_t channels) CPU_BACKEND_LAMBDA {
+    const int64_t steps = ceil_div(channels, QuantLayout::kStep);
+    return steps / segment * round_up(segment, part) + round_up(steps % segment, part);
+  };
+  return (layout.groups() - 1) * of_group(layout.group) + of_group(layout.last_group());
+}
 static inline int64_t row_codes_bytes(const QuantLayout& layout) {
-  return layout.steps() * QuantLayout::kStep * channel_bytes(layout);
+  return row_steps(layout) * QuantLayout::kStep * channel_bytes(layout);
 }
 static inline int64_t quant_row_bytes(const QuantLayout& layout) {
   return round_up(row_codes_bytes(layout) + layout.segments() * 8, 64);
@@ -60,26 +97,49 @@ struct QuantRow {
   float* scales;
   int32_t* starts;
   int64_t together;
+  int64_t part = 1, done = 0;  // steps of a row that lie together, and how many of them are written
+  bool planes = false;
 
   QuantRow(const QuantLayout& layout, const QuantRows& rows, int64_t r) {
     const int64_t first = r / rows.tile_rows * rows.tile_rows;
     together = rows.m - first < rows.tile_rows ? rows.m - first : rows.tile_rows;
     char* tile = static_cast<char*>(rows.data) + first * quant_row_bytes(layout);
-    codes = tile + (r - first) * QuantLayout::kStep * channel_bytes(layout);
+    int64_t step = QuantLayout::kStep * channel_bytes(layout);
+    if (in_matrix(rows)) {
+      part = matrix_steps(layout);
+      planes = !uses_quads(layout);
+      step = QuantLayout::kStep;
+    }
+    codes = tile + (r - first) * part * step;
     scales = reinterpret_cast<float*>(tile + together * row_codes_bytes(layout)) + (r - first);
     starts = reinterpret_cast<int32_t*>(scales + together * layout.segments());
   }
-  // Whole steps of channels of kBytes each.
+  // Whole steps of channels of kBytes each; with planes the lower bytes lie `lower` behind.
   template <int kBytes>
-  CPU_BACKEND_INLINE void add_steps(const void* from, int64_t channels) {
+  CPU_BACKEND_INLINE void add_steps(const void* from, int64_t channels, int64_t lower = 0) {
     constexpr int64_t kStepBytes = QuantLayout::kStep * kBytes;
     const char* step = static_cast<const char*>(from);
     for (int64_t k = 0; k < channels; k += QuantLayout::kStep, step += kStepBytes) {
       __builtin_memcpy(codes, step, kStepBytes);
+      if (kHasTiles && planes)
+        __builtin_memcpy(codes + together * part * kStepBytes, step + lower, kStepBytes);
+      end_step<kStepBytes>();
+    }
+  }
+  template <int64_t kStepBytes>
+  CPU_BACKEND_INLINE void end_step() {
+    if constexpr (kHasTiles) {
+      codes += kStepBytes;
+      if (++done < part) return;
+      done = 0;
+      codes += ((planes ? 2 : 1) * together - 1) * part * kStepBytes;
+    } else {
       codes += together * kStepBytes;
     }
   }
   CPU_BACKEND_INLINE void end_segment(const QuantLayout& layout, float scale, int32_t sum) {
+    constexpr char kZeros[QuantLayout::kStep] = {};
+    while (kHasTiles && done > 0) add_steps<1>(kZeros, QuantLayout::kStep);
     *scales = scale;
     switch (layout.zero) {
       case ZeroKind::kMiddle:
@@ -99,10 +159,6 @@ struct QuantRow {
   }
 };
 
-// Rows of the register tile: 4 x 2 sums, two vectors of codes, activations, a product and the mask
-// fit 16 registers; 6 rows spill, a third of the speed at groups of 32.
-constexpr int kQuantRows = kMaxRows == 12 ? 12 : 4;
-
 constexpr int kBlock = QuantLayout::kStep * QuantLayout::kSegmentSteps;  // channels at a time
 
 // Four codes of one byte in memory order become the word that byte_of_channel() describes.
@@ -119,7 +175,17 @@ template <class Code>
 CPU_BACKEND_INLINE int32_t add_codes(int64_t size, bool quads, QuantRow& row, const Code& code) {
   char narrow[2 * kBlock];
   VecI sum{};
-  if (quads) {
+  if (kHasTiles && row.planes) {
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const VecI v = code(i);
+      sum = sum + v;
+      store_raw(narrow + i, narrow_to_bytes((VecU)(v >> 8)));
+      store_raw(narrow + kBlock + i, narrow_to_bytes((VecU)v));
+    }
+    for (int64_t i = 0; i < 2 * kBlock; i += kVectorBytes)
+      store_raw(narrow + i, order_quads(load_raw<VecU>(narrow + i)));
+    row.add_steps<1>(narrow, size, kBlock);
+  } else if (quads) {
     for (int64_t i = 0; i < size; i += kLanes) {
       const VecI v = code(i);
       sum = sum + v;

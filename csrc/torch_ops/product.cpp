@@ -16,10 +16,13 @@ struct ItemTiles {
 
   ItemTiles(const QuantLayout& layout, int64_t m) {
     const KernelTable& table = kernels();
-    const int64_t most = item_rows(m, kCacheBytes / table.quant_row_bytes(layout));
-    const int64_t wanted = std::min(m, most);
     const bool floats = layout.activations == Activations::kFloat;
-    const int64_t tiles = ceil_div(wanted, floats ? 1 : table.quant_tile_rows);
+    const int64_t tile = floats ? 1 : table.quant_tile_rows;
+    // CPUs with matrix tiles, which read a panel once for all of their rows, have 2 MiB of L2.
+    const int64_t least = std::max(kLeastItemRows, tile);
+    const int64_t most = item_rows(m, kCacheBytes / table.quant_row_bytes(layout), least);
+    const int64_t wanted = std::min(m, most);
+    const int64_t tiles = ceil_div(wanted, tile);
     tile_rows = ceil_div(wanted, tiles);
     rows = tiles * tile_rows;
   }

@@ -55,7 +55,8 @@ if(bochs)
   # Without any single feature of a target the CPU takes the target's base.  Bochs refuses to take
   # away those on which others depend, and does not know avx512vl.
   set(in_bochs fma avx_fma f16c avx_f16c avx512bw avx512bw avx512dq avx512dq
-    avx512_vnni avx512vnni avx512_bf16 avx512bf16 avx_vnni avx_vnni amx_bf16 amx_bf16)
+    avx512_vnni avx512vnni avx512_bf16 avx512bf16 avx_vnni avx_vnni amx_bf16 amx_bf16
+    amx_int8 amx_int8)
   foreach(target IN LISTS targets)
     foreach(feature IN LISTS ${target}_features)
       list(FIND in_bochs ${feature} at)

@@ -12,7 +12,7 @@
 namespace cpu_backend {
 extern const KernelTable* const k_emulated_bf16_pairs_table;
 extern const KernelTable* const k_emulated_blocks_table;
-extern const KernelTable* const k_emulated_bf16_tiles_table;
+extern const KernelTable* const k_emulated_tiles_table;
 }  // namespace cpu_backend
 
 namespace cpu_backend::test {
@@ -84,7 +84,7 @@ void for_each_target_and_emulated(const std::function<void(const KernelTable&)>&
   const char* only = getenv("CPU_BACKEND_ISA");
   if (only && *only && strcmp(only, "scalar") != 0) return;
   for (const KernelTable* table :
-       {k_emulated_bf16_pairs_table, k_emulated_blocks_table, k_emulated_bf16_tiles_table}) {
+       {k_emulated_bf16_pairs_table, k_emulated_blocks_table, k_emulated_tiles_table}) {
     current_target = table->target;
     run(*table);
   }
@@ -99,7 +99,7 @@ const KernelTable* bf16_definition_of(const KernelTable& table) {
     case Bf16Unit::kBlocks:
       return k_emulated_blocks_table;
     case Bf16Unit::kTiles:
-      return k_emulated_bf16_tiles_table;
+      return k_emulated_tiles_table;
     case Bf16Unit::kNone:
       break;
   }

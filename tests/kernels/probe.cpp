@@ -49,7 +49,7 @@ void widen_code_pairs(const void* x, float* first, float* second, int64_t size) 
   }
 
 namespace {
-#if defined(CPU_BACKEND_BF16_TILES)
+#if defined(CPU_BACKEND_TILES)
 constexpr test::Bf16Unit kBf16Unit = test::Bf16Unit::kTiles;
 #elif defined(CPU_BACKEND_BLOCKS)
 constexpr test::Bf16Unit kBf16Unit = test::Bf16Unit::kBlocks;

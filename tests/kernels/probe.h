@@ -8,8 +8,7 @@
 
 namespace cpu_backend::test {
 
-// What multiplies bf16 without widening it first (isa/bf16_pairs.h, isa/blocks.h,
-// isa/bf16_tiles.h).
+// What multiplies bf16 without widening it first (isa/bf16_pairs.h, isa/blocks.h, isa/tiles.h).
 enum class Bf16Unit { kNone, kPairs, kBlocks, kTiles };
 
 struct Probe {

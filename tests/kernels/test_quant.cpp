@@ -254,7 +254,8 @@ void test_quant_row_does_not_depend_on_its_batch() {
             apart(problem.type, problem.m, layout.n);
         QuantizedRows rows = problem.quantize(table, 1);
         run(table, problem.type, problem.gemm_args(rows, packed, together, true), 1, 100);
-        for (int64_t tile_rows : {2, 3, 5, 12}) {
+        for (int64_t tile_rows :
+             {int64_t{2}, int64_t{3}, int64_t{5}, int64_t{12}, table.quant_tile_rows}) {
           apart = Buffer(problem.type, problem.m, layout.n);
           rows = problem.quantize(table, tile_rows);
           run(table, problem.type, problem.gemm_args(rows, packed, apart, true), tile_rows % 2 + 1,
@@ -268,6 +269,50 @@ void test_quant_row_does_not_depend_on_its_batch() {
 }
 const Registration c("quant/test_quant_row_does_not_depend_on_its_batch",
                      test_quant_row_does_not_depend_on_its_batch);
+
+// Tiles of so many rows that a target may have another unit for them, beside tiles of four.
+void test_many_rows_have_the_bits_of_few() {
+  for_each_target_and_emulated([](const KernelTable& table) {
+    struct Format {
+      int bits;
+      ZeroKind zero;
+      CodeKind kind;
+    };
+    constexpr Format kFormats[] = {
+        {8, ZeroKind::kMiddle, CodeKind::kInteger}, {8, ZeroKind::kPoint, CodeKind::kInteger},
+        {8, ZeroKind::kOffset, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kInteger},
+        {4, ZeroKind::kPoint, CodeKind::kInteger},  {4, ZeroKind::kOffset, CodeKind::kInteger},
+        {4, ZeroKind::kLevels, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kE2m1}};
+    constexpr int64_t kRows[] = {13, 16, 17, 31, 32, 33, 47, 50, 64, 81, 95, 96, 97, 130};
+    int64_t turn = 0;
+    for (const Format& format : kFormats) {
+      for (Activations activations : kActivations) {
+        // Parts of a segment, several segments of a group, more channels than stay in a cache.
+        for (int64_t k : {20, 64, 300, 1100}) {
+          for (int64_t group : {int64_t{16}, int64_t{32}, int64_t{96}, int64_t{128}, k}) {
+            if (group > k || ++turn % (kEmulated ? 7 : 1) != 0) continue;
+            if (format.zero == ZeroKind::kLevels && !may_have_levels(4, k, group)) continue;
+            const int64_t m = kRows[turn * 3 % 14];
+            const int64_t n = (turn % 3 + 1) * table.panel_width - turn % 5;
+            const QuantLayout layout{format.bits, format.zero, kTypes[turn % 3], activations, n,
+                                     k,           group,       format.kind};
+            const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
+            const std::vector<unsigned char> packed = problem.pack(table);
+            Buffer few(problem.type, m, n), many(problem.type, m, n);
+            QuantizedRows rows = problem.quantize(table, 4);
+            run(table, problem.type, problem.gemm_args(rows, packed, few, true), 2, 1);
+            rows = problem.quantize(table, table.quant_tile_rows);
+            run(table, problem.type, problem.gemm_args(rows, packed, many, true), turn % 2 + 1,
+                turn % 3 + 1);
+            expect(few == many, "%s: other bits", label_of(problem).c_str());
+          }
+        }
+      }
+    }
+  });
+}
+const Registration m("quant/test_many_rows_have_the_bits_of_few",
+                     test_many_rows_have_the_bits_of_few);
 
 void test_quant_gemm_touches_only_its_rows_and_panels() {
   for_each_target([](const KernelTable& table) {

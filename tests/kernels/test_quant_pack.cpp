@@ -150,7 +150,10 @@ void test_pack_quant_follows_the_documented_layout() {
             }
           }
         }
-        expect(at == packed.size(), "packed size");
+        // What follows the last panel is less than a matrix tile reads of it.
+        expect(packed.size() >= at && packed.size() - at < static_cast<size_t>(64 * width),
+               "packed size");
+        for (; at < packed.size(); ++at) expect(packed[at] == 0, "after the last panel");
       }
     }
   });
