@@ -194,7 +194,7 @@ def _refuse_missing_features(config: VllmConfig) -> None:
         )
 
 
-def _check_quantization(model: ModelConfig) -> None:
+def _check_quantization(model: Any) -> None:
     from cpu_backend.layers import quantization  # takes long to import, and nothing else needs it
 
     if model.quantization is not None:
