@@ -111,9 +111,7 @@ def install(root: Path, *what: str | Path) -> None:
 
 def install_torch(root: Path, version: str) -> None:
     install(root, f"torch=={version}")
-    cuda_stubs.make(
-        packages(root) / "torch/lib", root=root, compiler="aarch64-linux-gnu-gcc"
-    )
+    cuda_stubs.make(packages(root) / "torch/lib", root=root, compiler="aarch64-linux-gnu-gcc")
 
 
 def as_installed(names: Iterable[str]) -> Iterator[str]:
