@@ -146,7 +146,6 @@ class CpuBackendPlatform(CpuPlatform):
         _refuse_offloading(vllm_config)
         if vllm_config.model_config is not None:
             architectures.check(vllm_config.model_config)
-            _check_quantization(vllm_config.model_config)
             providers.check(vllm_config.model_config.quantization)
         _set_block_size(vllm_config)
         _set_state_dtype(vllm_config)
@@ -192,13 +191,6 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             "CPU yet: leave --enable-lora out, or serve a checkpoint that the adapter is merged "
             "into."
         )
-
-
-def _check_quantization(model: Any) -> None:
-    from cpu_backend.layers import quantization  # takes long to import, and nothing else needs it
-
-    if model.quantization is not None:
-        quantization.check(model)
 
 
 def _refuse_offloading(config: VllmConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -62,3 +63,10 @@ def guarded(
     if content is not None:
         rows.copy_(content)
     return Guarded(rows, buffer)
+
+
+def check_op(op: Any, arguments: tuple[Any, ...]) -> None:
+    """The op reads and writes what its schema says.  It has no shapes for a compiler: models are
+    not compiled here."""
+    tests = ("test_schema", "test_autograd_registration")
+    torch.library.opcheck(op, arguments, test_utils=tests)

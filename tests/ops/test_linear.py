@@ -10,7 +10,7 @@ import torch
 
 from cpu_backend.layers.linear import pack_plain
 from cpu_backend.ops import PackedLinear
-from tests.ops.accuracy import assert_accurate, guarded
+from tests.ops.accuracy import assert_accurate, check_op, guarded
 from tests.reference.linear import linear
 
 # [tokens, out_features, in_features]: around lanes, panels, register tiles and chains of 128; the
@@ -198,10 +198,10 @@ def test_linear_epilogues_pass_opcheck(dtype: torch.dtype, seeded: torch.Generat
     x, bias = random(dtype, seeded, 5, 33), random(dtype, seeded, 18)
     add, act = torch.ops.cpu_backend.linear_add, torch.ops.cpu_backend.linear_act_and_mul
     residual, out = random(dtype, seeded, 5, 18), random(dtype, seeded, 5, 9)
-    torch.library.opcheck(add.default, (residual, x, layer._handle, bias))
-    torch.library.opcheck(act.default, (out, x, layer._handle, None, "silu"))
+    check_op(add.default, (residual, x, layer._handle, bias))
+    check_op(act.default, (out, x, layer._handle, None, "silu"))
     plain = torch.ops.cpu_backend.linear_act.default
-    torch.library.opcheck(plain, (residual, x, layer._handle, bias, "gelu"))
+    check_op(plain, (residual, x, layer._handle, bias, "gelu"))
 
 
 def test_linear_epilogues_refuse_what_does_not_fit() -> None:
@@ -229,7 +229,7 @@ def test_linear_passes_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> N
         for bias in (None, random(dtype, seeded, 17)):
             for float_output in (False, True):
                 arguments = (x, layer._handle, 17, bias, float_output)
-                torch.library.opcheck(torch.ops.cpu_backend.linear.default, arguments)
+                check_op(torch.ops.cpu_backend.linear.default, arguments)
 
 
 def test_linear_refuses_what_does_not_fit() -> None:

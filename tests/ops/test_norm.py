@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpu_backend import ops
-from tests.ops.accuracy import ODD_SIZES, assert_accurate, guarded
+from tests.ops.accuracy import ODD_SIZES, assert_accurate, check_op, guarded
 from tests.reference.norm import gated_rms_norm, gemma_rms_norm, layer_norm, rms_norm
 
 EPSILON = 1e-5
@@ -272,7 +272,7 @@ def test_layer_norm_takes_any_strides(
 def test_layer_norm_passes_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
     x, weight = random((3, 17), dtype, seeded), random((17,), dtype, seeded)
     arguments = (torch.empty_like(x), x, x, weight, weight, EPSILON)
-    torch.library.opcheck(torch.ops.cpu_backend.layer_norm.default, arguments)
+    check_op(torch.ops.cpu_backend.layer_norm.default, arguments)
 
 
 def test_layer_norm_refuses_what_does_not_fit() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cpu_backend.ops import Activations, Codes, GroupScales, PackedLinear, QuantizedLinear
-from tests.ops.accuracy import guarded
+from tests.ops.accuracy import check_op, guarded
 from tests.reference.quant import (
     dequantize,
     dequantize_levels,
@@ -322,7 +322,7 @@ def test_quantized_linear_passes_opcheck(dtype: torch.dtype, seeded: torch.Gener
     layer = make(seeded)
     for bias in (None, random(seeded, 50).to(dtype)):
         arguments = (random(seeded, 5, 300).to(dtype), layer._handle, 50, bias, False)
-        torch.library.opcheck(torch.ops.cpu_backend.linear.default, arguments)
+        check_op(torch.ops.cpu_backend.linear.default, arguments)
 
 
 def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:

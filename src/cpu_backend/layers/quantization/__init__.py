@@ -47,7 +47,7 @@ def check(model: Any) -> None:
     from cpu_backend.host.bases import get_quantization_config
     from cpu_backend.layers.quantization.packing import OwnConfig
 
-    if model.quantization is None or model.quantization in AT_LOAD:
+    if model.quantization in AT_LOAD:
         return
     told = ("quantization_config", "compression_config")
     for config in (model.hf_config, model.hf_text_config):
