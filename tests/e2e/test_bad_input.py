@@ -171,7 +171,7 @@ ONE_OF_EACH = {
         "folder '/no/such' does not exist", arguments=("--generation-config", "/no/such")
     ),
     "logits processor": Mistake(
-        "The Python module foo is not installed", arguments=("--logits-processors", "foo:Bar")
+        "No module named 'foo'", arguments=("--logits-processors", "foo:Bar")
     ),
     "no adapter": Mistake(
         "LoRA adapter folder '/no/such' does not exist",
@@ -193,7 +193,9 @@ ONE_OF_EACH = {
     "chat template": Mistake(
         "appears path-like, but doesn't exist", arguments=("--chat-template", "/no/such.jinja")
     ),
-    "middleware": Mistake("The Python module foo is not installed", arguments=("--middleware", "foo.bar")),
+    "middleware": Mistake(
+        "The Python module foo is not installed", arguments=("--middleware", "foo.bar")
+    ),
     "certificate": Mistake(
         "No such file", arguments=("--ssl-keyfile", "/no", "--ssl-certfile", "/no")
     ),
