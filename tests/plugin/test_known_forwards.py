@@ -194,10 +194,12 @@ def test_a_plain_activation_is_fused_and_the_result_stays(
 def test_a_gate_that_the_module_applies_is_fused() -> None:
     module, x = GatedByItself(torch.nn.GELU()), torch.randn(7, SIZE).bfloat16()
     exact = module.Wi(x)[0].double().chunk(2, -1)
-    expected = module.Wo((torch.nn.functional.gelu(exact[0]) * exact[1]).bfloat16())[0]
+    expected = (torch.nn.functional.gelu(exact[0]) * exact[1]).bfloat16()
     assert activate_in_linear(torch.nn.ModuleList([module])) == 1
-    assert module.Wi(x)[0].shape == (7, HIDDEN)
-    torch.testing.assert_close(module(x), expected)
+    # Not the end of the module: there, roundings of the middle may be most of what cancels.
+    activated = module.Wi(x)[0]
+    torch.testing.assert_close(activated, expected)
+    assert torch.equal(module(x), module.Wo(activated)[0])
 
 
 def test_other_plain_forwards_stay() -> None:
