@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import urllib.request
@@ -296,6 +297,12 @@ def test_tokenize_and_detokenize(server: Server, tokenizer: Any) -> None:
 
 def test_async_scheduling_that_was_asked_for_is_answered(server: Server) -> None:
     assert server.log().count("async scheduling is off") == 1
+
+
+def test_the_log_does_not_warn_of_what_this_backend_decides(server: Server) -> None:
+    log = server.log()
+    assert "Warning:" not in log  # Python's own, of libraries
+    assert not re.search("TORCH_COMPILE_DISABLE|Inductor|Cudagraph", log)
 
 
 def test_pooling_is_refused_by_a_server_that_generates(server: Server) -> None:
