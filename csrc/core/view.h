@@ -87,15 +87,24 @@ struct ActivationArgs {
   bool gate_second;  // mul_and_silu: the activated half is the second one
 };
 
+// Where the numbers of a tensor [tokens, heads, channels] lie; channels are dense.
+struct TokenHeads {
+  void* data;
+  int64_t token_stride, head_stride;
+
+  template <class T>
+  T* at(int64_t token, int64_t head) const {
+    return static_cast<T*>(data) + token * token_stride + head * head_stride;
+  }
+};
+
 // Rotates the first rotary_dim channels (from rope_offset) of every head in place.
 struct RopeArgs {
   const int64_t* positions;
   ConstData cos_sin;  // [max_position, rotary_dim]: cosines, then sines
-  Data query;
-  int64_t query_token_stride, query_head_stride;
+  TokenHeads query;
   int num_heads;
-  Data key;  // null: only the query
-  int64_t key_token_stride, key_head_stride;
+  TokenHeads key;  // null: only the query
   int num_kv_heads;
   int rotary_dim;
   int rope_offset;
@@ -125,27 +134,30 @@ struct PagedKv {
 };
 
 struct WriteKvArgs {
-  ConstData key;
-  int64_t key_token_stride, key_head_stride;
-  ConstData value;
-  int64_t value_token_stride, value_head_stride;
+  TokenHeads key;
+  TokenHeads value;
   PagedKv cache;
   const int64_t* slots;  // per token, negative: skip
   int num_kv_heads;
 };
 
-// Attention over the cache for one step.
-struct AttendArgs {
-  ConstData query;
-  int64_t query_token_stride, query_head_stride;
-  Data out;
-  int64_t out_token_stride, out_head_stride;
-  PagedKv cache;
-  const int32_t* block_table;  // [requests, block_table_stride]
-  int64_t block_table_stride;
+// Where the tokens of a step are: those of request r are query_start[r], ..., the last of
+// seq_lens[r] tokens that lie in the pages of row r of the block table.
+struct StepPages {
+  int64_t requests;
   const int32_t* query_start;  // [requests + 1]
   const int32_t* seq_lens;     // [requests], cached tokens including this step's
-  const uint8_t* causal;       // per request, or null: all_causal holds for every request
+  const int32_t* block_table;  // [requests, block_table_stride]
+  int64_t block_table_stride;
+};
+
+// Attention over the cache for one step.
+struct AttendArgs {
+  TokenHeads query;
+  TokenHeads out;
+  PagedKv cache;
+  StepPages pages;
+  const uint8_t* causal;  // per request, or null: all_causal holds for every request
   bool all_causal;
   int num_heads, num_kv_heads;
   float scale;
@@ -172,20 +184,9 @@ struct MergeItem {
   int32_t parts, partial;
 };
 
-// Where the tokens of a step are: those of request r are query_start[r], ..., the last of
-// seq_lens[r] tokens that lie in the pages of row r of the block table.
-struct StepPages {
-  int64_t requests;
-  const int32_t* query_start;  // [requests + 1]
-  const int32_t* seq_lens;     // [requests], cached tokens including this step's
-  const int32_t* block_table;  // [requests, block_table_stride]
-  int64_t block_table_stride;
-};
-
 // Which tokens each token of a step attends to; see kernels/token_choice.h.
 struct TokenChoiceArgs {
-  ConstData query;
-  int64_t query_token_stride, query_head_stride;
+  TokenHeads query;
   int num_heads;
   ConstData weights;  // [tokens, num_heads]
   int64_t weights_stride;
@@ -204,10 +205,8 @@ struct TokenChoiceArgs {
 // at base + b * block_stride and has a row of key_dim numbers per token, the first value_dim of
 // which are its value.
 struct SparseAttendArgs {
-  ConstData query;
-  int64_t query_token_stride, query_head_stride;
-  Data out;
-  int64_t out_token_stride, out_head_stride;
+  TokenHeads query;
+  TokenHeads out;
   int num_heads;
   float scale;
   PagedKv cache;
@@ -309,17 +308,13 @@ constexpr int64_t kDeltaColumns = 64;  // channels of values in one item of the 
 
 // The gated delta rule over the sequences of a step; see kernels/delta_rule.h.
 struct DeltaRuleArgs {
-  ConstData query;  // [tokens, key_heads, key_dim]
-  int64_t query_token_stride, query_head_stride;
-  ConstData key;
-  int64_t key_token_stride, key_head_stride;
-  ConstData value;  // [tokens, heads, value_dim]
-  int64_t value_token_stride, value_head_stride;
+  TokenHeads query;  // [tokens, key_heads, key_dim]
+  TokenHeads key;
+  TokenHeads value;        // [tokens, heads, value_dim]
   const float* log_decay;  // [tokens, heads, decays]
   const float* beta;       // [tokens, heads]
-  Data out;                // [tokens, heads, value_dim]
-  int64_t out_token_stride, out_head_stride;
-  Data states;  // of each slot [heads, key_dim, value_dim], a head's part dense
+  TokenHeads out;          // [tokens, heads, value_dim]
+  Data states;             // of each slot [heads, key_dim, value_dim], a head's part dense
   int64_t slot_stride, state_head_stride;
   Sequences sequences;
   const int32_t* accepted;  // per sequence, each of which has a row of slots; null: one slot each

@@ -124,8 +124,8 @@ struct RowMask {
 };
 
 CPU_BACKEND_INLINE RowMask row_mask(const AttendArgs& args, int32_t request, int64_t token) {
-  const int64_t seq_len = args.seq_lens[request];
-  const int64_t query_len = args.query_start[request + 1] - args.query_start[request];
+  const int64_t seq_len = args.pages.seq_lens[request];
+  const int64_t query_len = args.pages.query_start[request + 1] - args.pages.query_start[request];
   const bool causal = args.causal ? args.causal[request] != 0 : args.all_causal;
   RowMask mask{seq_len - query_len + token, 0, seq_len};
   if (causal) mask.end = mask.position + 1;
@@ -164,7 +164,7 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
   const int64_t value_dim = args.cache.value_dim;
   const float value_scale = args.cache.value_scale * code_unit(args.cache.type);
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = args.query_start[request] + (row_begin + r) / group;
+    const int64_t token = args.pages.query_start[request] + (row_begin + r) / group;
     const int64_t head = kv_head * group + (row_begin + r) % group;
     float scale = 1.0f;
     float sum = state.sum[r];
@@ -175,8 +175,7 @@ void store_rows(const AttendArgs& args, int32_t request, int32_t kv_head, int64_
       sum = sum * scale + exp_scalar(sink - max);
     }
     scale = sum > 0.0f ? scale / sum * value_scale : 0.0f;
-    T* out =
-        static_cast<T*>(args.out) + token * args.out_token_stride + head * args.out_head_stride;
+    T* out = args.out.at<T>(token, head);
     const float* o = state.out + r * value_dim;
     for_each_vector(value_dim, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       store_n(out + i, load(o + i) * scale, n);
@@ -317,7 +316,7 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
   const int64_t value_dim = cache.value_dim;
   const int64_t block_size = cache.block_size;
   const int64_t group = args.num_heads / args.num_kv_heads;
-  const int32_t* blocks = args.block_table + item.request * args.block_table_stride;
+  const int32_t* blocks = args.pages.block_table + item.request * args.pages.block_table_stride;
   for (int64_t first = begin; first < end;) {
     const int64_t offset = first % block_size;
     const int64_t in_block = block_size - offset;
@@ -362,9 +361,8 @@ void attend_as(const AttendArgs& args, const AttendItem& item, float* scratch_ba
 
   for (int32_t r = 0; r < item.row_count; ++r) {
     const int64_t row = item.row_begin + r;
-    const T* q = static_cast<const T*>(args.query) +
-                 (args.query_start[item.request] + row / group) * args.query_token_stride +
-                 (item.kv_head * group + row % group) * args.query_head_stride;
+    const T* q = args.query.at<T>(args.pages.query_start[item.request] + row / group,
+                                  item.kv_head * group + row % group);
     load_operand<T, Met>(q, key_dim, scratch.query + r * key_dim);
   }
   // The first row sees furthest back, the last one furthest ahead.

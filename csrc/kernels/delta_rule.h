@@ -178,10 +178,10 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
   const int64_t number = item / blocks / args.heads;
   const int64_t key_head = head / (args.heads / args.key_heads);
   const Sequence sequence = sequence_of(args.sequences, number);
-  T* out = static_cast<T*>(args.out) + head * args.out_head_stride;
+  T* out = args.out.at<T>(0, head);
   if (sequence.is_null) {
     for (int64_t t = sequence.begin; t < sequence.end; ++t)
-      __builtin_memset(out + t * args.out_token_stride + first, 0, (last - first) * sizeof(T));
+      __builtin_memset(out + t * args.out.token_stride + first, 0, (last - first) * sizeof(T));
     return;
   }
   const int32_t* slots = args.sequences.slots + number * args.sequences.slot_stride;
@@ -198,15 +198,15 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
   prepared.queries = prepared.keys + kDeltaTokens * args.key_dim;
   prepared.decays = prepared.queries + kDeltaTokens * args.key_dim;
   prepared.recalling = Decay::recalling(args, prepared);
-  const T* key = static_cast<const T*>(args.key) + key_head * args.key_head_stride;
-  const T* query = static_cast<const T*>(args.query) + key_head * args.query_head_stride;
-  const T* value = static_cast<const T*>(args.value) + head * args.value_head_stride;
+  const T* key = args.key.at<T>(0, key_head);
+  const T* query = args.query.at<T>(0, key_head);
+  const T* value = args.value.at<T>(0, head);
   for (int64_t t = sequence.begin; t < sequence.end; t += kDeltaTokens) {
     const int64_t tokens = sequence.end - t < kDeltaTokens ? sequence.end - t : kDeltaTokens;
     for (int64_t i = 0; i < tokens; ++i) {
-      prepare_vector(key + (t + i) * args.key_token_stride, args.key_dim, args, 1.0f,
+      prepare_vector(key + (t + i) * args.key.token_stride, args.key_dim, args, 1.0f,
                      prepared.keys + i * args.key_dim);
-      prepare_vector(query + (t + i) * args.query_token_stride, args.key_dim, args, args.scale,
+      prepare_vector(query + (t + i) * args.query.token_stride, args.key_dim, args, args.scale,
                      prepared.queries + i * args.key_dim);
     }
     Decay::prepare(args, head, t, tokens, prepared);
@@ -224,8 +224,8 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
                              i + 1 < tokens ? recalling + args.key_dim : nullptr,
                              Decay(prepared.decays + i * args.decays),
                              args.beta[token * args.heads + head],
-                             value + token * args.value_token_stride + column, from, to,
-                             out + token * args.out_token_stride + column, lanes);
+                             value + token * args.value.token_stride + column, from, to,
+                             out + token * args.out.token_stride + column, lanes);
       }
     };
     constexpr int64_t kWide = kDeltaVectors * kLanes;

@@ -118,8 +118,6 @@ CPU_BACKEND_INLINE void write_two_values(const PagedKv& cache, const KvBlock<Cod
 template <class T, class Code>
 void write_kv(const WriteKvArgs& args, Slice tokens) {
   const PagedKv& cache = args.cache;
-  const T* keys = static_cast<const T*>(args.key);
-  const T* values = static_cast<const T*>(args.value);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const int64_t slot = args.slots[t];
     if (slot < 0) continue;
@@ -127,14 +125,14 @@ void write_kv(const WriteKvArgs& args, Slice tokens) {
     const bool two = kCopiesPairs<T, Code> && offset % 2 == 0 && t + 1 < tokens.end &&
                      args.slots[t + 1] == slot + 1;
     for (int h = 0; h < args.num_kv_heads; ++h) {
-      const T* key = keys + t * args.key_token_stride + h * args.key_head_stride;
-      const T* value = values + t * args.value_token_stride + h * args.value_head_stride;
+      const T* key = args.key.at<T>(t, h);
+      const T* value = args.value.at<T>(t, h);
       const KvBlock<Code> block(cache, slot / cache.block_size, h);
       write_key(cache, block, offset, key);
       if constexpr (kCopiesPairs<T, Code>) {
         if (two) {
-          write_key(cache, block, offset + 1, key + args.key_token_stride);
-          write_two_values(cache, block, offset, value, value + args.value_token_stride);
+          write_key(cache, block, offset + 1, key + args.key.token_stride);
+          write_two_values(cache, block, offset, value, value + args.value.token_stride);
           continue;
         }
       }

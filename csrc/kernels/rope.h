@@ -43,13 +43,13 @@ void rope(const RopeArgs& args, Slice tokens) {
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {
     const T* cos = static_cast<const T*>(args.cos_sin) + args.positions[t] * args.rotary_dim;
     const T* sin = cos + half;
-    T* query = static_cast<T*>(args.query) + t * args.query_token_stride + args.rope_offset;
+    T* query = args.query.at<T>(t, 0) + args.rope_offset;
     for (int h = 0; h < args.num_heads; ++h)
-      rotate_head(query + h * args.query_head_stride, cos, sin, half, args.neox, sign);
-    if (!args.key) continue;
-    T* key = static_cast<T*>(args.key) + t * args.key_token_stride + args.rope_offset;
+      rotate_head(query + h * args.query.head_stride, cos, sin, half, args.neox, sign);
+    if (!args.key.data) continue;
+    T* key = args.key.at<T>(t, 0) + args.rope_offset;
     for (int h = 0; h < args.num_kv_heads; ++h)
-      rotate_head(key + h * args.key_head_stride, cos, sin, half, args.neox, sign);
+      rotate_head(key + h * args.key.head_stride, cos, sin, half, args.neox, sign);
   }
 }
 

@@ -99,15 +99,12 @@ struct GatheredStep {
   GatheredStep(const SparseAttendArgs& of, const PagedKv& page, float* partials, int64_t tokens)
       : args{}, query_start{0, static_cast<int32_t>(tokens)}, seq_len(0), block(0) {
     args.cache = page;
-    args.block_table = &block;
-    args.query_start = query_start;
-    args.seq_lens = &seq_len;
+    args.pages = {1, query_start, &seq_len, &block, 1};
     args.all_causal = true;
     args.num_heads = of.num_heads;
     args.num_kv_heads = 1;
     args.scale = of.scale;
-    args.out_token_stride = of.out_token_stride;
-    args.out_head_stride = of.out_head_stride;
+    args.out = of.out;
     args.partials = partials;
   }
   GatheredStep(const GatheredStep&) = delete;
@@ -127,15 +124,13 @@ void attend_rows(const SparseAttendArgs& args, const SparseAttendItem& item, int
   const int64_t value_dim = args.cache.value_dim, key_dim = args.cache.key_dim;
   const PagedKv page = gathered_page(args.cache, base);
   GatheredStep step(args, page, args.partials, rows.tokens);
-  step.args.out = static_cast<T*>(args.out) + token * args.out_token_stride;
+  step.args.out.data = args.out.at<T>(token, 0);
   const int64_t count = rows.tokens * args.num_heads;
   const AttendScratch scratch(base + gathered_floats(args.cache), page,
                               sharing_tokens(args.num_heads) * args.num_heads);
   for (int64_t r = 0; r < count; ++r)
-    load_operand<T, T>(static_cast<const T*>(args.query) +
-                           (token + r / args.num_heads) * args.query_token_stride +
-                           r % args.num_heads * args.query_head_stride,
-                       key_dim, scratch.query + r * key_dim);
+    load_operand<T, T>(args.query.at<T>(token + r / args.num_heads, r % args.num_heads), key_dim,
+                       scratch.query + r * key_dim);
   // What rows [row, row + kAttendRows) compute with.
   const auto part_of = [&](int64_t row, int64_t part) CPU_BACKEND_LAMBDA {
     AttendScratch local = scratch;
@@ -185,7 +180,7 @@ template <class T>
 void merge_chosen(const SparseAttendArgs& args, int64_t token, int64_t row, float* base) {
   const PagedKv page = gathered_page(args.cache, base);
   GatheredStep step(args, page, args.partials, 1);
-  step.args.out = static_cast<T*>(args.out) + token * args.out_token_stride;
+  step.args.out.data = args.out.at<T>(token, 0);
   const AttendScratch scratch(base, page);
   const int64_t left = args.num_heads - row;
   const int64_t count = left < kAttendRows ? left : kAttendRows;

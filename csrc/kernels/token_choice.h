@@ -30,7 +30,7 @@ void score_tokens(const TokenChoiceArgs& args, int64_t token, Slice positions, f
   const PagedKv& cache = args.cache;
   const int64_t key_dim = cache.key_dim, block_size = cache.block_size;
   const int64_t end = positions.end < place.position + 1 ? positions.end : place.position + 1;
-  const T* query = static_cast<const T*>(args.query) + token * args.query_token_stride;
+  const T* query = args.query.at<T>(token, 0);
   const T* weights = static_cast<const T*>(args.weights) + token * args.weights_stride;
   float* const row = args.scores + (token - args.first_token) * args.scores_stride;
   float* const products = scratch + kAttendRows * key_dim;
@@ -39,7 +39,7 @@ void score_tokens(const TokenChoiceArgs& args, int64_t token, Slice positions, f
     const int64_t heads = left < kAttendRows ? left : kAttendRows;
     float factors[kAttendRows];
     for (int64_t h = 0; h < heads; ++h) {
-      load_operand<T, T>(query + (head + h) * args.query_head_stride, key_dim,
+      load_operand<T, T>(query + (head + h) * args.query.head_stride, key_dim,
                          scratch + h * key_dim);
       factors[h] = to_float(weights[head + h]) * args.scale;
     }

@@ -9,6 +9,7 @@
 #include "core/attention_plan.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
+#include "torch_ops/step_places.h"
 #include "torch_ops/views.h"
 
 namespace cpu_backend {
@@ -196,9 +197,7 @@ void reshape_and_cache(const at::Tensor& key, const at::Tensor& value, at::Tenso
                     key_cache.size(1), " KV heads, key has ", k.heads, ".");
   typed_data<int64_t>(slot_mapping, "slot_mapping");
   const auto write = [=, slots = StepTensor(slot_mapping)](Slice slice) {
-    const WriteKvArgs args{k.data, k.token_stride,        k.head_stride,
-                           v.data, v.token_stride,        v.head_stride,
-                           cache,  slots.data<int64_t>(), k.heads};
+    const WriteKvArgs args{k, v, cache, slots.data<int64_t>(), k.heads};
     kernels().write_kv(dtype, args, slice);
   };
   parallel_slices(tokens, row_grain(8 * k.heads * cache.key_dim), write);
@@ -223,8 +222,7 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
                     output.sizes(), ", which does not fit the query ", query.sizes(), ".");
   TORCH_CHECK_VALUE(q.heads % key_cache.size(1) == 0, q.heads, " query heads cannot share ",
                     key_cache.size(1), " KV heads evenly.");
-  check_dense_last_dim(block_table, "block_table");
-  TORCH_CHECK_TYPE(block_table.scalar_type() == at::kInt, "block_table must be int32.");
+  const StepPlaces places(query_start_loc, seq_lens, block_table);
   TORCH_CHECK_VALUE(
       scheduler_metadata.is_contiguous() && scheduler_metadata.numel() >= kPlanHeader * 4,
       "scheduler_metadata is not a plan of get_scheduler_metadata.");
@@ -238,17 +236,11 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
                             scheduler_metadata.nbytes(),
                     "scheduler_metadata was made for another head size than ", cache.value_dim,
                     ".");
-  typed_data<int32_t>(query_start_loc, "query_start_loc");
-  typed_data<int32_t>(seq_lens, "seq_lens");
 
   at::Tensor slopes, sinks;
   AttendArgs args{};
-  args.query = q.data;
-  args.query_token_stride = q.token_stride;
-  args.query_head_stride = q.head_stride;
-  args.out = out.data;
-  args.out_token_stride = out.token_stride;
-  args.out_head_stride = out.head_stride;
+  args.query = q;
+  args.out = out;
   args.cache = cache;
   args.causal = bool_data(dynamic_causal, "dynamic_causal");
   args.all_causal = causal;
@@ -259,13 +251,9 @@ void attention_with_kv_cache(const at::Tensor& query, const at::Tensor& key_cach
   args.window = static_cast<int>(sliding_window_size);
   args.alibi_slopes = head_values(alibi_slopes, q.heads, "alibi_slopes", slopes);
   args.sinks = head_values(s_aux, q.heads, "s_aux", sinks);
-  const auto step_args = [=, blocks = StepTensor(block_table), starts = StepTensor(query_start_loc),
-                          lens = StepTensor(seq_lens)] {
+  const auto step_args = [=] {
     AttendArgs step = args;
-    step.block_table = blocks.data<int32_t>();
-    step.block_table_stride = blocks.stride(0);
-    step.query_start = starts.data<int32_t>();
-    step.seq_lens = lens.data<int32_t>();
+    step.pages = places.get();
     step.partials = plan_of(plan).workspace;
     return step;
   };

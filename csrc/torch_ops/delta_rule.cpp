@@ -58,8 +58,8 @@ Gates gates_of(const at::Tensor& a_log, const at::Tensor& a, const at::Tensor& b
 // [tokens, heads, channels] with dense channels.
 struct Channels {
   at::Tensor tensor;
-  int64_t tokens, heads, size, token_stride, head_stride;
-  void* data;
+  int64_t tokens, heads, size;
+  TokenHeads data;
 };
 
 Channels channels_of(const at::Tensor& given, const char* name) {
@@ -67,7 +67,7 @@ Channels channels_of(const at::Tensor& given, const char* name) {
   TORCH_CHECK_VALUE(x.dim() == 3, name, " has shape ", given.sizes(),
                     ", expected [tokens, heads, channels].");
   x = with_heads(x);
-  return {x, x.size(0), x.size(1), x.size(2), x.stride(0), x.stride(1), x.data_ptr()};
+  return {x, x.size(0), x.size(1), x.size(2), {x.data_ptr(), x.stride(0), x.stride(1)}};
 }
 
 constexpr int64_t kNullSlot = -1;
@@ -120,19 +120,11 @@ void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value
   check_dense_last_dim(out, "out");
   DeltaRuleArgs args{};
   args.query = q.data;
-  args.query_token_stride = q.token_stride;
-  args.query_head_stride = q.head_stride;
   args.key = k.data;
-  args.key_token_stride = k.token_stride;
-  args.key_head_stride = k.head_stride;
   args.value = v.data;
-  args.value_token_stride = v.token_stride;
-  args.value_head_stride = v.head_stride;
   args.log_decay = typed_data<float>(gates.log_decay, "the decay");
   args.beta = typed_data<float>(gates.beta, "beta");
-  args.out = out.data_ptr();
-  args.out_token_stride = out.stride(0);
-  args.out_head_stride = out.stride(1);
+  args.out = {out.data_ptr(), out.stride(0), out.stride(1)};
   args.states = states.data_ptr();
   args.slot_stride = states.stride(0);
   args.state_head_stride = states.stride(1);

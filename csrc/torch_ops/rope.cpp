@@ -31,17 +31,13 @@ void rotary_embedding(const at::Tensor& positions, at::Tensor& query, std::optio
   TORCH_CHECK_VALUE(positions.numel() == q.tokens, "positions has ", positions.numel(),
                     " entries for ", q.tokens, " tokens.");
   args.cos_sin = cos_sin_cache.data_ptr();
-  args.query = q.data;
-  args.query_token_stride = q.token_stride;
-  args.query_head_stride = q.head_stride;
+  args.query = q;
   args.num_heads = q.heads;
   if (key) {
     check_same_dtype(*key, "key", query, "query");
     const Heads k = heads_of(*key, head_size, "key");
     TORCH_CHECK_VALUE(k.tokens == q.tokens, "key has ", k.tokens, " tokens, query ", q.tokens, ".");
-    args.key = k.data;
-    args.key_token_stride = k.token_stride;
-    args.key_head_stride = k.head_stride;
+    args.key = k;
     args.num_kv_heads = k.heads;
   }
   args.rotary_dim = static_cast<int>(rotary_dim);

@@ -6,6 +6,7 @@
 #include "core/attention_plan.h"
 #include "torch_ops/ops.h"
 #include "torch_ops/parallel.h"
+#include "torch_ops/step_places.h"
 #include "torch_ops/views.h"
 
 namespace cpu_backend {
@@ -43,35 +44,6 @@ Rows rows_to_cache(const at::Tensor& rows, const at::Tensor& cache,
   return result;
 }
 
-// Looked up each time a loop runs.
-struct StepPlaces {
-  StepTensor query_start, seq_lens, block_table;
-
-  StepPlaces(const at::Tensor& query_start_loc, const at::Tensor& lens, const at::Tensor& blocks)
-      : query_start(query_start_loc), seq_lens(lens), block_table(blocks) {
-    const int64_t requests = query_start_loc.numel() - 1;
-    typed_data<int32_t>(query_start_loc, "query_start_loc");
-    typed_data<int32_t>(lens, "seq_lens");
-    check_dense_last_dim(blocks, "block_table");
-    TORCH_CHECK_TYPE(blocks.scalar_type() == at::kInt, "block_table must be int32.");
-    TORCH_CHECK_VALUE(requests >= 0 && lens.numel() >= requests && blocks.dim() == 2 &&
-                          blocks.size(0) >= requests,
-                      "seq_lens ", lens.sizes(), " and block_table ", blocks.sizes(),
-                      " are too short for the ", requests, " requests of query_start_loc.");
-  }
-  StepPages get() const {
-    return {query_start.size(0) - 1, query_start.data<int32_t>(), seq_lens.data<int32_t>(),
-            block_table.data<int32_t>(), block_table.stride(0)};
-  }
-  int64_t tokens() const { return query_start.data<int32_t>()[query_start.size(0) - 1]; }
-  int64_t longest() const {
-    int32_t most = 0;
-    for (int64_t r = 0; r < query_start.size(0) - 1; ++r)
-      most = std::max(most, seq_lens.data<int32_t>()[r]);
-    return most;
-  }
-};
-
 // Positions whose scores are one item: so many that fetching the queries again does not count.
 constexpr int64_t kScoresPerItem = 1024;
 
@@ -81,10 +53,10 @@ void cache_keys(const at::Tensor& keys, at::Tensor& cache, const at::Tensor& slo
   const DType dtype = dtype_of(keys, "keys");
   const PagedKv pages = single_cache(cache, 0);
   const Rows k = rows_to_cache(keys, cache, slot_mapping);
+  const TokenHeads row{k.data, k.stride, 0};
   parallel_slices(slot_mapping.numel(), row_grain(8 * k.size),
                   [=, slots = StepTensor(slot_mapping)](Slice slice) {
-                    const WriteKvArgs args{
-                        k.data, k.stride, 0, k.data, k.stride, 0, pages, slots.data<int64_t>(), 1};
+                    const WriteKvArgs args{row, row, pages, slots.data<int64_t>(), 1};
                     kernels().write_kv(dtype, args, slice);
                   });
 }
@@ -133,9 +105,7 @@ void choose_tokens(const at::Tensor& query, const at::Tensor& weights, const at:
                     "scores ", scores.sizes(), " must have rows of whole pages of ",
                     cache.block_size, " tokens, with room for ", places.longest(), ".");
   TokenChoiceArgs args{};
-  args.query = q.data;
-  args.query_token_stride = q.token_stride;
-  args.query_head_stride = q.head_stride;
+  args.query = q;
   args.num_heads = q.heads;
   args.weights = w.data;
   args.weights_stride = w.stride;
@@ -191,12 +161,8 @@ void sparse_attention(const at::Tensor& query, const at::Tensor& cache, at::Tens
                     "chosen ", chosen.sizes(), " has no row for each of ", q.tokens, " tokens.");
   const KernelTable& table = kernels();
   SparseAttendArgs args{};
-  args.query = q.data;
-  args.query_token_stride = q.token_stride;
-  args.query_head_stride = q.head_stride;
-  args.out = out.data;
-  args.out_token_stride = out.token_stride;
-  args.out_head_stride = out.head_stride;
+  args.query = q;
+  args.out = out;
   args.num_heads = q.heads;
   args.scale = static_cast<float>(scale);
   args.cache = rows;

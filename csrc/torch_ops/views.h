@@ -78,9 +78,8 @@ inline Rows rows_of(const at::Tensor& tensor, const char* name) {
 }
 
 // [tokens, heads * head_dim] or [tokens, heads, head_dim] with any token stride.
-struct Heads {
-  void* data;
-  int64_t tokens, token_stride, head_stride;
+struct Heads : TokenHeads {
+  int64_t tokens;
   int heads;
 };
 
@@ -97,12 +96,14 @@ inline Heads heads_of(const at::Tensor& tensor, int64_t head_dim, const char* na
   if (tensor.dim() == 3) {
     TORCH_CHECK_VALUE(tensor.size(2) == head_dim, name, " has heads of ", tensor.size(2),
                       " channels, expected ", head_dim, ".");
-    return {tensor.data_ptr(), tensor.size(0), tensor.stride(0), tensor.stride(1),
+    return {{tensor.data_ptr(), tensor.stride(0), tensor.stride(1)},
+            tensor.size(0),
             static_cast<int>(tensor.size(1))};
   }
   TORCH_CHECK_VALUE(tensor.size(1) % head_dim == 0, name, " has ", tensor.size(1),
                     " columns, which is no multiple of the head size ", head_dim, ".");
-  return {tensor.data_ptr(), tensor.size(0), tensor.stride(0), head_dim,
+  return {{tensor.data_ptr(), tensor.stride(0), head_dim},
+          tensor.size(0),
           static_cast<int>(tensor.size(1) / head_dim)};
 }
 

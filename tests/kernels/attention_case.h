@@ -171,12 +171,8 @@ inline Buffer Step::write_cache(const KernelTable& table, std::vector<int32_t>& 
       slots.push_back(blocks[t / n] * n + t % n);
     }
     WriteKvArgs args{};
-    args.key = keys_[r].data();
-    args.value = values_[r].data();
-    args.key_token_stride = keys_[r].stride();
-    args.value_token_stride = values_[r].stride();
-    args.key_head_stride = c_.head_dim;
-    args.value_head_stride = c_.value_dim();
+    args.key = {keys_[r].data(), keys_[r].stride(), c_.head_dim};
+    args.value = {values_[r].data(), values_[r].stride(), c_.value_dim()};
     args.cache = paged(cache);
     args.slots = slots.data();
     args.num_kv_heads = c_.num_kv_heads;
@@ -197,17 +193,11 @@ inline Buffer Step::run(const KernelTable& table, int threads) {
   Buffer out(c_.type, tokens(), c_.num_heads * head_stride(), c_.num_heads * head_stride() + 5);
 
   AttendArgs args{};
-  args.query = query_.data();
-  args.query_token_stride = query_.stride();
-  args.query_head_stride = head_stride();
-  args.out = out.data();
-  args.out_token_stride = out.stride();
-  args.out_head_stride = head_stride();
+  args.query = {query_.data(), query_.stride(), head_stride()};
+  args.out = {out.data(), out.stride(), head_stride()};
   args.cache = paged(cache);
-  args.block_table = block_table.data();
-  args.block_table_stride = width;
-  args.query_start = start_.data();
-  args.seq_lens = seq_lens_.data();
+  args.pages = {static_cast<int64_t>(seq_lens_.size()), start_.data(), seq_lens_.data(),
+                block_table.data(), width};
   args.causal = c_.causal == 2 ? causal_.data() : nullptr;
   args.all_causal = c_.causal == 1;
   args.num_heads = c_.num_heads;

@@ -43,16 +43,10 @@ struct Case {
 
   DeltaRuleArgs args() {
     DeltaRuleArgs a{};
-    a.query = query.data();
-    a.query_token_stride = query.stride();
-    a.key = key.data();
-    a.key_token_stride = key.stride();
-    a.query_head_stride = a.key_head_stride = shape.key_dim;
-    a.value = value.data();
-    a.value_token_stride = value.stride();
-    a.out = out.data();
-    a.out_token_stride = out.stride();
-    a.value_head_stride = a.out_head_stride = shape.value_dim;
+    a.query = {query.data(), query.stride(), shape.key_dim};
+    a.key = {key.data(), key.stride(), shape.key_dim};
+    a.value = {value.data(), value.stride(), shape.value_dim};
+    a.out = {out.data(), out.stride(), shape.value_dim};
     a.log_decay = static_cast<const float*>(decay.data());
     a.beta = static_cast<const float*>(beta.data());
     a.states = states.data();

@@ -41,11 +41,8 @@ void check_case(const KernelTable& table, const Case& c) {
         buffer->set_bits(t, i, static_cast<uint32_t>(random.bits()));
   Buffer cache(c.type, kBlocks * kHeads, 2 * half, 2 * half + 4);  // blocks and heads apart
   WriteKvArgs args{};
-  args.key = key.data();
-  args.key_token_stride = key.stride();
-  args.value = value.data();
-  args.value_token_stride = value.stride();
-  args.key_head_stride = args.value_head_stride = head_stride;
+  args.key = {key.data(), key.stride(), head_stride};
+  args.value = {value.data(), value.stride(), head_stride};
   args.cache = {cache.data(), kHeads * cache.stride(), cache.stride(), c.block_size, c.head_dim,
                 c.head_dim};
   args.slots = slots.data();
@@ -116,10 +113,8 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
   const int64_t page = page_bytes(kv, c.type, n, 2 * d);
   Buffer cache(DType::kFloat32, kBlocks * kHeads, page / 4, page / 4 + 2);
   WriteKvArgs args{};
-  args.key = rows[0].data();
-  args.value = rows[1].data();
-  args.key_token_stride = args.value_token_stride = rows[0].stride();
-  args.key_head_stride = args.value_head_stride = d + 3;
+  args.key = {rows[0].data(), rows[0].stride(), d + 3};
+  args.value = {rows[1].data(), rows[1].stride(), d + 3};
   args.cache = {cache.data(),       kHeads * cache.stride() * 4,
                 cache.stride() * 4, c.block_size,
                 c.head_dim,         c.head_dim};

@@ -68,13 +68,9 @@ void check_case(const KernelTable& table, const Case& c) {
   RopeArgs args{};
   args.positions = positions;
   args.cos_sin = cos_sin.data();
-  args.query = query.data();
-  args.query_token_stride = query.stride();
-  args.query_head_stride = head_stride;
+  args.query = {query.data(), query.stride(), head_stride};
   args.num_heads = kHeads;
-  args.key = c.with_key ? key.data() : nullptr;
-  args.key_token_stride = key.stride();
-  args.key_head_stride = head_stride;
+  args.key = {c.with_key ? key.data() : nullptr, key.stride(), head_stride};
   args.num_kv_heads = kKvHeads;
   args.rotary_dim = c.rotary_dim;
   args.rope_offset = c.offset;

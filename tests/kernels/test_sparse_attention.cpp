@@ -75,9 +75,7 @@ void check_choice(const KernelTable& table, const Case& c, bool coarse) {
   const WriteKvArgs write{keys.data(), keys.stride(), 0, keys.data(), keys.stride(), 0,
                           args.cache,  slots.data(),  1};
   table.write_kv(c.type, write, {0, c.seq_len});
-  args.query = query.data();
-  args.query_token_stride = query.stride();
-  args.query_head_stride = c.key_dim + 1;
+  args.query = {query.data(), query.stride(), c.key_dim + 1};
   args.num_heads = c.heads;
   args.weights = weights.data();
   args.weights_stride = weights.stride();
@@ -215,12 +213,8 @@ struct Tokens {
   Buffer run(const KernelTable& table, int64_t at_once) {
     Buffer out(c.type, 1 + c.query_len, c.heads * (c.value_dim + 1));
     SparseAttendArgs args{};
-    args.query = query.data();
-    args.query_token_stride = query.stride();
-    args.query_head_stride = c.key_dim + 1;
-    args.out = out.data();
-    args.out_token_stride = out.stride();
-    args.out_head_stride = c.value_dim + 1;
+    args.query = {query.data(), query.stride(), c.key_dim + 1};
+    args.out = {out.data(), out.stride(), c.value_dim + 1};
     args.num_heads = c.heads;
     args.scale = 0.2f;
     args.cache = {cache.data(), cache.stride(), 0, kBlock, c.key_dim, c.value_dim};
