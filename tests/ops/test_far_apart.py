@@ -91,7 +91,8 @@ def test_states_of_scans(seeded: torch.Generator) -> None:
     for held in states:
         outputs.append(torch.zeros(3, 4, 16, dtype=torch.bfloat16))
         scan.update(held, given, outputs[-1], scan.indices(5, 1, 3), None)
-    assert torch.equal(*outputs) and torch.equal(*states)
+    assert torch.equal(*outputs)
+    assert torch.equal(*states)
 
 
 def test_states_of_convolutions(seeded: torch.Generator) -> None:
@@ -105,6 +106,7 @@ def test_states_of_convolutions(seeded: torch.Generator) -> None:
             conv.forward(
                 x, weight, None, held.transpose(1, 2), conv.indices(0, 2, 9), conv.indices(5, 1),
                 continued,
-            )  # fmt: skip
+            )
         )
-    assert torch.equal(*outputs) and torch.equal(*states)
+    assert torch.equal(*outputs)
+    assert torch.equal(*states)
