@@ -104,7 +104,12 @@ def test_states_of_convolutions(seeded: torch.Generator) -> None:
         continued = torch.tensor([True, True])
         outputs.append(
             conv.forward(
-                x, weight, None, held.transpose(1, 2), conv.indices(0, 2, 9), conv.indices(5, 1),
+                x,
+                weight,
+                None,
+                held.transpose(1, 2),
+                conv.indices(0, 2, 9),
+                conv.indices(5, 1),
                 continued,
             )
         )
