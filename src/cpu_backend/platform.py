@@ -295,12 +295,13 @@ def _set_kv_cache_space(config: VllmConfig) -> None:
     status = memory.read_memory_status(None, local_ranks=local_layout(config).ranks)
     memory.plan_kv_bytes(requested, status)
     needed = _one_request_bytes(config)
-    if requested < needed:
+    # With --max-model-len auto the host shortens requests to what fits.
+    if requested < needed and config.model_config.original_max_model_len != -1:
         raise ConfigError(
             f"VLLM_CPU_KVCACHE_SPACE={envs.KVCACHE_SPACE.get()} is smaller than the "
             f"{needed / memory.GIB:.2f} GiB that one request of "
             f"{config.model_config.max_model_len} tokens fills: "
-            "give it more, or lower --max-model-len."
+            "give it more, or lower --max-model-len (auto: to what fits)."
         )
     config.cache_config.kv_cache_memory_bytes = requested
 

@@ -178,6 +178,11 @@ ONE_OF_EACH = {
         arguments=("--enable-lora", "--lora-modules", "a=/no/such"),
     ),
     "long": Mistake("longer than the 8192 tokens", arguments=("--max-model-len", "999999")),
+    "small cache": Mistake(
+        "choose --max-model-len 2048 or less (auto takes what fits), give it more memory",
+        arguments=("--kv-cache-memory-bytes", "50M"),
+        environ=(("VLLM_CPU_KVCACHE_SPACE", ""),),
+    ),
     "quantization": Mistake("'foo' is not known", arguments=("--quantization", "foo")),
     "tokenizer elsewhere": Mistake(
         "/no/tokenizer' does not exist", arguments=("--tokenizer", "/no/tokenizer")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +32,25 @@ def test_a_full_kv_cache_fits_the_memory_of_a_container(model_path: str, tmp_pat
     print(sized)
     assert "by the memory limit of the container (cgroup)" in sized
     assert [len(answer["tokens"]) for answer in answers] == [4] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("environ", "setting", "said"),
+    [
+        ("VLLM_CPU_KVCACHE_SPACE=0.05", {"max_model_len": -1}, r"1\.\d requests of 2,176 tokens"),
+        ("VLLM_CPU_KVCACHE_SPACE=", {"gpu_memory_utilization": 0.1}, r"utilization 0\.1 less the"),
+    ],
+    ids=["length that fits", "share of the memory"],
+)
+def test_what_was_asked_of_the_memory_is_done(
+    environ: str, setting: dict[str, Any], said: str, model_path: str, tmp_path: Path
+) -> None:
+    job = {
+        "engine": {"model": model_path, **setting},
+        "batches": [[[1, 2, 3]]],
+        "sampling": {"max_tokens": 2},
+    }
+    [answers], log = engine.run_by(["env", environ, "VLLM_LOGGING_LEVEL=INFO"], job, tmp_path)
+    assert len(answers[0]["tokens"]) == 2
+    [sized] = [line for line in log.splitlines() if "cpu_backend: KV cache holds" in line]
+    assert re.search(said, sized), sized

@@ -133,7 +133,7 @@ def test_auto_respects_the_utilization_the_user_chose() -> None:
     status = machine_with(64, 50)
     budget = plan_kv_bytes(None, status, 0.5, used_bytes=10 * GIB)
     assert budget.bytes == 22 * GIB
-    assert "utilization of 0.5 less the 10.00 GiB" in budget.explanation
+    assert "utilization 0.5 less the 10.00 GiB" in budget.explanation
     assert plan_kv_bytes(None, status, 0.99) == plan_kv_bytes(None, status)
 
 
@@ -167,5 +167,5 @@ def test_too_large_request_names_who_limits(limiter: str, message: str) -> None:
 def test_nothing_left_is_an_error_not_a_zero() -> None:
     with pytest.raises(ConfigError, match=r"No memory is left.*smaller or quantized"):
         plan_kv_bytes(None, machine_with(8, 0))
-    with pytest.raises(ConfigError, match=r"utilization of 0.2 less the 4.00 GiB"):
+    with pytest.raises(ConfigError, match=r"utilization 0.2 less the 4.00 GiB"):
         plan_kv_bytes(None, machine_with(16, 12), 0.2, used_bytes=4 * GIB)

@@ -130,7 +130,7 @@ def plan_kv_bytes(
     caps = {f"what is available less a margin of {_gib(margin)}": status.available - margin}
     if utilization is not None:
         used = f" less the {_gib(used_bytes)} already used" if used_bytes else ""
-        name = f"a memory utilization of {utilization:g}{used}"
+        name = f"--gpu-memory-utilization {utilization:g}{used}"
         caps[name] = int(status.total * utilization) - used_bytes
     if useful_bytes is not None:
         caps["what all sequences at full length can fill"] = useful_bytes

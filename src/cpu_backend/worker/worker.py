@@ -11,8 +11,9 @@ from typing import Any
 import vllm.v1.worker.cpu.shm  # noqa: F401 - replaces torch.cuda streams and events; must come first
 
 # isort: split
+import psutil
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import CacheConfig, set_current_vllm_config
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
@@ -99,11 +100,19 @@ class CPUWorker(Worker):
         budget = memory.plan_kv_bytes(
             self.cache_config.kv_cache_memory_bytes,
             status,
+            self._chosen_utilization(),
+            used_bytes=psutil.Process().memory_info().rss,
             useful_bytes=self._useful_kv_bytes(),
             step_bytes=self._step_bytes(),
         )
         self.kv_explanation = budget.explanation
         return budget.bytes
+
+    def _chosen_utilization(self) -> float | None:
+        """--gpu-memory-utilization, the share of the memory that the server may take; None by
+        default, which the host does not tell from the same number given."""
+        chosen = self.cache_config.gpu_memory_utilization
+        return None if chosen == CacheConfig.gpu_memory_utilization else chosen
 
     def _useful_kv_bytes(self) -> int:
         """What max_num_seqs requests of full length would fill; more than that is never used."""
