@@ -5,7 +5,7 @@ Every expert's matrices have global scales of their own, gate and up projections
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.e2e import engine
 from tests.e2e.conftest import Quantize
 from tests.e2e.mixture import write_dequantized, write_qwen
 
-Logprobs = list[list[float]]
 # The host refuses Model Optimizer's in fp32.
 LAYOUTS = {
     "nvfp4-of-each": "float32",
@@ -50,8 +49,8 @@ def wanted(
     checkpoint: Callable[[str], Path],
     short: list[list[int]],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Logprobs:
-    """What transformers, in fp32, think of each prompt's tokens."""
+) -> torch.Tensor:
+    """Log-probabilities of the tokens of all prompts in turn, by transformers in fp32."""
     folder = tmp_path_factory.mktemp("stands for") / "plain"
     dequantized = write_dequantized(checkpoint("nvfp4-of-each"), folder)
     model = AutoModelForCausalLM.from_pretrained(dequantized, dtype=torch.float32)
@@ -60,12 +59,14 @@ def wanted(
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, :-1]
         chosen = logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])
-        result.append(chosen[:, 0].tolist())
-    return result
+        result.append(chosen[:, 0])
+    return torch.cat(result)
 
 
-def ask(model: Path, dtype: str, prompts: list[list[int]], **options: Any) -> list[Logprobs]:
-    """Log-probabilities of the prompts' tokens together, and of each alone."""
+def ask(
+    model: Path, dtype: str, prompts: list[list[int]], **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by this backend, prompts together and each alone."""
     options = {"max_model_len": 512, "skip_tokenizer_init": True, **options}
     job = {
         "engine": {"model": str(model), "dtype": dtype, **options},
@@ -73,7 +74,11 @@ def ask(model: Path, dtype: str, prompts: list[list[int]], **options: Any) -> li
         "sampling": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
     }
     together, *alone = engine.run(job)
-    return [[read["prompt_logprobs"] for read in reads] for reads in (together, sum(alone, []))]
+
+    def logprobs(results: Iterable[dict[str, Any]]) -> torch.Tensor:
+        return torch.tensor([value for read in results for value in read["prompt_logprobs"]])
+
+    return logprobs(together), logprobs(result for [result] in alone)
 
 
 @pytest.mark.parametrize("scheme", mostly_slow(LAYOUTS, "nvfp4-of-each", "modelopt-nvfp4-of-each"))
@@ -93,13 +98,11 @@ def test_it_says_what_transformers_say(
     scheme: str,
     checkpoint: Callable[[str], Path],
     short: list[list[int]],
-    wanted: Logprobs,
+    wanted: torch.Tensor,
 ) -> None:
     together, alone = ask(checkpoint(scheme), LAYOUTS[scheme], short, **options)
-    assert together == alone
-    exact = torch.tensor(sum(wanted, []))
-    errors = (torch.tensor(sum(together, [])) - exact).abs() / exact.std()
-    error = errors.quantile(0.9).item()
+    assert torch.equal(together, alone)
+    error = ((together - wanted).abs() / wanted.std()).quantile(0.9).item()
     print(f"error {error:.2g}")
     assert error <= ERROR[LAYOUTS[scheme]]
 
