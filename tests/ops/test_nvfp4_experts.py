@@ -18,9 +18,9 @@ HIDDEN, INTERMEDIATE, EXPERTS, TOKENS = 80, 48, 4, 9
 SHAPES = {"w13": (2 * INTERMEDIATE, HIDDEN), "w2": (HIDDEN, INTERMEDIATE)}
 
 
-def mixture(**changes: Any) -> Any:
+def mixture(has_bias: bool = False) -> Any:
     """What a method asks of the host's configuration."""
-    return SimpleNamespace(**{"has_bias": False, "activation": None} | changes)
+    return SimpleNamespace(has_bias=has_bias)
 
 
 def exact(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> Any:
@@ -62,17 +62,14 @@ def test_experts_are_what_their_numbers_stand_for(layout: str, seeded: torch.Gen
 
 
 @pytest.mark.parametrize(
-    ("changes", "hidden", "intermediate", "said"),
+    ("has_bias", "intermediate", "said"),
     [
-        ({"has_bias": True}, 64, 64, "experts with biases are not supported in NVFP4"),
-        ({}, 64, 24, r"would have 24 channels of each expert, .* use fewer ranks \(-tp\)"),
-        ({}, 72, 64, "would have 72 channels of each expert"),
+        (True, 64, "experts with biases are not supported in NVFP4"),
+        (False, 24, r"would have 24 channels of each expert, .* use fewer ranks \(-tp\)"),
     ],
 )
-def test_what_has_no_place_is_refused_by_name(
-    changes: dict[str, Any], hidden: int, intermediate: int, said: str
-) -> None:
-    method: Any = NvFp4ExpertsMethod(mixture(**changes))
+def test_what_has_no_place_is_refused_by_name(has_bias: bool, intermediate: int, said: str) -> None:
+    method: Any = NvFp4ExpertsMethod(mixture(has_bias))
     layer = SimpleNamespace(layer_name="layers.3.experts")
     with pytest.raises(ConfigError, match=f"layers.3.experts cannot be loaded: .*{said}"):
-        method.create_weights(layer, 8, hidden, intermediate, torch.bfloat16)
+        method.create_weights(layer, 8, 64, intermediate, torch.bfloat16)

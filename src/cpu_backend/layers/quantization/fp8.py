@@ -224,18 +224,19 @@ class NvFp4ExpertsMethod(ExpertsMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """The host's; ConfigError for biases, for which it has no place, and for sizes that it
+        """The host's; ConfigError for biases, for which it has no place, and for slices that it
         would round down to whole groups."""
         with naming(layer):
             if self.moe.has_bias:
-                raise ValueError("experts with biases are not supported in NVFP4.")
-            for size in (hidden_size, intermediate_size_per_partition):
-                if size % NVFP4_GROUP:
-                    raise ValueError(
-                        f"this rank would have {size} channels of each expert, and in NVFP4 "
-                        f"{NVFP4_GROUP} share a scale: use fewer ranks (-tp) or "
-                        "--enable-expert-parallel."
-                    )
+                raise ValueError(
+                    "experts with biases are not supported in NVFP4: choose another checkpoint."
+                )
+            if intermediate_size_per_partition % NVFP4_GROUP:
+                raise ValueError(
+                    f"this rank would have {intermediate_size_per_partition} channels of each "
+                    f"expert, and in NVFP4 {NVFP4_GROUP} share a scale: use fewer ranks (-tp) or "
+                    "--enable-expert-parallel."
+                )
         super().create_weights(
             layer,
             num_experts,
