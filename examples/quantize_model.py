@@ -110,7 +110,7 @@ def compressed_tensors(
     weights: dict[str, Any],
     inputs: dict[str, Any] | None = None,
 ) -> Scheme:
-    """One config group for all linear layers but the logits."""
+    """One config group for all linear layers but the logits and the routers of mixtures."""
     common = {"type": "int", "dynamic": False, "symmetric": True}
     group = {
         "targets": ["Linear"],
@@ -122,7 +122,7 @@ def compressed_tensors(
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", r"re:.*\.gate$"],
         "config_groups": {"group_0": group},
     }
     static = inputs is not None and not inputs.get("dynamic", False)

@@ -28,6 +28,7 @@ from transformers import (
 from cpu_backend.gguf.names import MIXTURES, OUTER_TENSORS
 from cpu_backend.gguf.reader import GgufFile
 from tests.e2e.gguf_copy import Changed, write, write_copy
+from tests.reference.quant import E2M1, dequantize_nvfp4
 
 SMALL: dict[str, Any] = {
     "vocab_size": 49152,
@@ -97,21 +98,27 @@ def write_mixture_gguf(source: Path, mixture: Path, target: Path) -> Path:
     return write_copy(source, target, change, counts)
 
 
-def write_qwen(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
-    """A small Qwen3-MoE in fp32, and as a GGUF file; ``tokenizer``: a GGUF file that has one."""
+def write_qwen(target: Path, **changes: Any) -> Qwen3MoeConfig:
+    """A small Qwen3-MoE in fp32, without a tokenizer; ``changes``: of its configuration."""
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
+    settings: dict[str, Any] = {
         **SMALL,
-        intermediate_size=512,
-        moe_intermediate_size=128,
-        num_hidden_layers=3,
-        num_experts=8,
-        norm_topk_prob=True,
-        max_position_embeddings=2048,
-    )
-    model = Qwen3MoeForCausalLM(config)
+        "intermediate_size": 512,
+        "moe_intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_experts": 8,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 2048,
+    }
+    config = Qwen3MoeConfig(**settings | changes)
+    Qwen3MoeForCausalLM(config).save_pretrained(target)
+    return config
+
+
+def write_qwen_gguf(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
+    """The same, and as a GGUF file; ``tokenizer``: a GGUF file that has one."""
     checkpoint = folder / "checkpoint"
-    model.save_pretrained(checkpoint)
+    config = write_qwen(checkpoint)
     weights = load_file(checkpoint / "model.safetensors")
     metadata = {
         key: value
@@ -150,7 +157,23 @@ def write_qwen(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
     return checkpoint, write(folder / "qwen.gguf", "qwen3moe", metadata, tensors)
 
 
-E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+def write_dequantized(source: Path, target: Path) -> Path:
+    """What the NVFP4 checkpoint ``source``, as compressed-tensors names it, stands for, in fp32."""
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    del config["quantization_config"]
+    (target / "config.json").write_text(json.dumps(config))
+    stored = load_file(source / "model.safetensors")
+    tensors = {}
+    for name, tensor in stored.items():
+        layer, _, part = name.rpartition(".")
+        if part == "weight_packed":
+            scales, divisor = (stored[f"{layer}.weight_{p}"] for p in ("scale", "global_scale"))
+            tensors[f"{layer}.weight"] = dequantize_nvfp4(tensor, scales, divisor[0])
+        elif part not in ("weight_scale", "weight_global_scale", "input_global_scale"):
+            tensors[name] = tensor
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
 
 
 def write_gpt_oss(tokenizer: Path, folder: Path) -> tuple[Path, Path]:

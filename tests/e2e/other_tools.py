@@ -5,10 +5,28 @@ A scheme is that script's: ``write`` makes a layer's tensors, ``config`` goes to
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import torch
+
+
+def nvfp4_of_each(scheme: Any) -> Any:
+    """Every matrix of an expert has global scales of its own.  Of the other layers a backend merges
+    some, and these must share them."""
+
+    def write(layer: Any) -> dict[str, torch.Tensor]:
+        if ".experts." not in layer.name:
+            return scheme.write(layer)
+        factor = random.Random(layer.name).uniform(0.25, 4)
+        tensors = scheme.write(replace(layer, weight=layer.weight * factor))
+        tensors["weight_global_scale"] *= factor
+        if "input_global_scale" in tensors:
+            tensors["input_global_scale"] /= factor
+        return tensors
+
+    return replace(scheme, write=write)
 
 
 def modelopt(scheme: Any, algorithm: str) -> Any:
@@ -25,8 +43,9 @@ def modelopt(scheme: Any, algorithm: str) -> Any:
             tensors["weight"] = codes
         return tensors
 
-    details = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
-    config = {"quant_method": "modelopt", "quantization": details | {"group_size": 16}}
+    details = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "group_size": 16}
+    details["exclude_modules"] = ["lm_head", "*.gate"]
+    config = {"quant_method": "modelopt", "quantization": details}
     return replace(scheme, write=write, config=config)
 
 
@@ -65,7 +84,9 @@ def auto_round(scheme: Any, layout: str, sym: bool) -> Any:
 
 def schemes(known: dict[str, Any]) -> dict[str, Any]:
     """By name, made of the script's."""
-    return {
+    of_each = {f"{name}-of-each": nvfp4_of_each(known[name]) for name in ("nvfp4", "nvfp4a16")}
+    return of_each | {
+        "modelopt-nvfp4-of-each": modelopt(of_each["nvfp4-of-each"], "NVFP4"),
         "modelopt-fp8": modelopt(known["fp8-static"], "FP8"),
         "modelopt-nvfp4": modelopt(known["nvfp4"], "NVFP4"),
         "quark-fp8": quark(known["fp8-static"], "fp8_e4m3", "per_tensor", "per_tensor", False),

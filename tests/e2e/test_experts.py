@@ -17,7 +17,7 @@ from tests.e2e import engine
 from tests.e2e.conftest import Quantize, greedy_tokens
 from tests.e2e.engine import NEW_TOKENS
 from tests.e2e.even_heads import write_even_heads, write_even_heads_gguf
-from tests.e2e.mixture import write_gpt_oss, write_mixture, write_mixture_gguf, write_qwen
+from tests.e2e.mixture import write_gpt_oss, write_mixture, write_mixture_gguf, write_qwen_gguf
 from tests.e2e.server import Server
 
 TEXT = (Path(__file__).parent / "alice.txt").read_text()
@@ -38,6 +38,7 @@ SCHEMES = {
     "fp8-deepseek": 1.1,
     "mxfp8": 1.1,
     "mxfp4": 2.0,
+    "nvfp4": 6.0,  # as much with its dequantized weights; test_nvfp4_experts.py is the sharper test
 }
 
 
@@ -219,7 +220,7 @@ def test_a_gguf_file_says_what_its_dequantized_copy_says(
 def test_a_gguf_file_of_qwen3_moe_says_what_transformers_say(
     gguf_file: Path, short: list[list[int]], tmp_path: Path
 ) -> None:
-    checkpoint, file = write_qwen(gguf_file, tmp_path)
+    checkpoint, file = write_qwen_gguf(gguf_file, tmp_path)
     wanted = greedy_tokens(
         AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), short
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from cpu_backend import platform
 from cpu_backend.errors import ConfigError
-from cpu_backend.host import quantized_kernels
+from cpu_backend.host import experts, quantized_kernels
+from cpu_backend.host.bases import MoEActivation
 from cpu_backend.layers.quantization import packing
 from cpu_backend.layers.quantization.gptq import ChannelGroups, CpuGPTQConfig, order_of_channels
 from tests.ops.test_quant_linear import packed_stream
@@ -106,3 +108,10 @@ def test_activations_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_BACKEND_ACTIVATIONS", "int4")
     with pytest.raises(ConfigError, match="CPU_BACKEND_ACTIVATIONS=int4 is not known: use int16"):
         packing.weight_only_activations()
+
+
+def test_experts_whose_activation_is_not_known_are_refused_by_name() -> None:
+    """Before the host looks for a kernel, which it reports without the reason."""
+    choose = experts.choose(lambda layer: pytest.fail("the host was asked"))
+    with pytest.raises(ConfigError, match="whose activation is swiglustep are not supported"):
+        choose(SimpleNamespace(activation=MoEActivation.SWIGLUSTEP))

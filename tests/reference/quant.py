@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
 
 def quantize_weight(
     weight: torch.Tensor, bits: int, group: int, scale_dtype: torch.dtype
@@ -39,6 +41,16 @@ def dequantize_levels(
     """fp64 [n, k] of codes [n, k], scales [groups, n] and levels step + 256 * base [pieces, n]."""
     level = levels.int()[torch.arange(codes.shape[1]) // 32].t()
     return dequantize(codes * (level & 255) + (level >> 8) - 128, scales, group)
+
+
+def dequantize_nvfp4(
+    pairs: torch.Tensor, scales: torch.Tensor, divisor: torch.Tensor
+) -> torch.Tensor:
+    """fp32 [..., n, k] of two e2m1 codes per byte [..., n, k / 2], the first one low, e4m3 scales
+    [..., n, k / 16] and what these were multiplied by, one number for each matrix."""
+    codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+    scale = scales.float() / divisor[..., None, None]
+    return torch.cat((E2M1, -E2M1))[codes.int()] * scale.repeat_interleave(16, -1)
 
 
 def int8_activations(

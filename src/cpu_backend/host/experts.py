@@ -42,6 +42,17 @@ def take_mxfp8(module: Any) -> None:
     module.backend_to_kernel_cls = _cpu_experts_first(module.backend_to_kernel_cls)
 
 
+@patch(f"{ORACLES}.nvfp4", "backend_to_kernel_cls(backend)", when=When.COMPUTING)
+def take_nvfp4(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Nor for CPUs here: ours comes in the place of the one that is made for no device."""
+    from cpu_backend.layers.experts import CpuExperts
+
+    def backend_to_kernel_cls(backend: Any) -> list[type]:
+        return [CpuExperts] if backend.name == "EMULATION" else list(original(backend))
+
+    return backend_to_kernel_cls
+
+
 @patch(
     "vllm.model_executor.layers.fused_moe.routed_experts",
     "RoutedExperts._get_quant_method(self, ...)",
@@ -50,12 +61,17 @@ def take_mxfp8(module: Any) -> None:
 def choose(original: Any) -> Any:
     """The host's methods, with their mixins; the others are made for GPUs."""
     from cpu_backend.layers import quantization
-    from cpu_backend.layers.experts import ExpertsMethod
+    from cpu_backend.layers.experts import ACTIVATIONS, ExpertsMethod
 
     mixins = quantization.experts_methods()
     ours = {host: type(mixin.__name__, (mixin, host), {}) for host, mixin in mixins.items()}
 
     def get_quant_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"mixtures of experts whose activation is {self.activation.value} are not "
+                "supported on the CPU: choose another model."
+            )
         method = original(self, *args, **kwargs)
         if isinstance(method, ExpertsMethod):
             return method

@@ -31,6 +31,7 @@ from vllm.model_executor.layers.quantization.auto_gptq import (
 )
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
     compressed_tensors_moe_w4a4_mxfp4,
+    compressed_tensors_moe_w4a4_nvfp4,
     compressed_tensors_moe_w4a8_int8,
     compressed_tensors_moe_w8a8_fp8,
     compressed_tensors_moe_w8a8_int8,
@@ -38,6 +39,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     compressed_tensors_moe_wna16,
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
+from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
 from vllm.model_executor.models.utils import WeightsMapper

@@ -70,7 +70,9 @@ def experts_methods() -> dict[type, type]:
         AutoGPTQMoEMethod,
         Fp8MoEMethod,
         GptOssMxfp4MoEMethod,
+        ModelOptNvFp4FusedMoE,
         compressed_tensors_moe_w4a4_mxfp4,
+        compressed_tensors_moe_w4a4_nvfp4,
         compressed_tensors_moe_w4a8_int8,
         compressed_tensors_moe_w8a8_fp8,
         compressed_tensors_moe_w8a8_int8,
@@ -87,6 +89,9 @@ def experts_methods() -> dict[type, type]:
         compressed_tensors_moe_w4a4_mxfp4.CompressedTensorsW4A4Mxfp4MoEMethod: (
             fp8.Mxfp4ExpertsMethod
         ),
+        compressed_tensors_moe_w4a4_nvfp4.CompressedTensorsW4A4Nvfp4MoEMethod: (
+            fp8.NvFp4ExpertsMethod
+        ),
         compressed_tensors_moe_w4a8_int8.CompressedTensorsW4A8Int8MoEMethod: (
             weight_only.W4A8ExpertsMethod
         ),
@@ -100,4 +105,5 @@ def experts_methods() -> dict[type, type]:
         ),
         Fp8MoEMethod: fp8.Fp8ExpertsMethod,
         GptOssMxfp4MoEMethod: fp8.Mxfp4ExpertsMethod,
+        ModelOptNvFp4FusedMoE: fp8.ModelOptNvFp4ExpertsMethod,
     }

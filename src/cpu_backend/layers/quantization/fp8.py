@@ -34,6 +34,7 @@ from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 from cpu_backend.providers import Matrix
 
 FLOAT = Activations("float")
+NVFP4_GROUP = 16  # channels that share a scale
 
 
 class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
@@ -207,8 +208,68 @@ class CpuNvFp4Linear(PackedKernel, NvFp4LinearKernel):
         """weight uint8 [out, in / 2], the first of two codes low; weight_scale e4m3 [out, in / 16];
         weight_global_scale fp32, one number."""
         scales = layer.weight_scale.data.float() * layer.weight_global_scale.data.float()
-        matrix = matrix_of_e2m1(layer.weight.data, scales, 16)
+        matrix = matrix_of_e2m1(layer.weight.data, scales, NVFP4_GROUP)
         self.packed = pack(layer, matrix, "weight", "weight_scale")
+
+
+class NvFp4ExpertsMethod(ExpertsMethod):
+    """compressed-tensors' tensors with the experts in front."""
+
+    def create_weights(
+        self,
+        layer: RoutedExperts,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """The host's; ConfigError for biases, for which it has no place, and for slices that it
+        would round down to whole groups."""
+        with naming(layer):
+            if self.moe.has_bias:
+                raise ValueError(
+                    "experts with biases are not supported in NVFP4: choose another checkpoint."
+                )
+            if intermediate_size_per_partition % NVFP4_GROUP:
+                raise ValueError(
+                    f"this rank would have {intermediate_size_per_partition} channels of each "
+                    f"expert, and in NVFP4 {NVFP4_GROUP} share a scale: use fewer ranks (-tp) or "
+                    "--enable-expert-parallel."
+                )
+        super().create_weights(
+            layer,
+            num_experts,
+            hidden_size,
+            intermediate_size_per_partition,
+            params_dtype,
+            **extra_weight_attrs,
+        )
+
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+        """w13_ and w2_weight_scale e4m3 [out, in / 16], and what ``stored`` reads."""
+        pairs, factors = self.stored(layer, name)
+        scales = getattr(layer, f"{name}_weight_scale").data[expert].float()
+        # A gate and an up projection have their own.
+        factor = factors[expert].reshape(-1, 1, 1)
+        scales = (scales.unflatten(0, (len(factor), -1)) * factor).flatten(0, 1)
+        return QuantizedLinear(*matrix_of_e2m1(pairs[expert], scales, NVFP4_GROUP))
+
+    def stored(self, layer: RoutedExperts, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pairs of codes uint8 [experts, out, in / 2], the first one low, and what all scales of a
+        matrix are multiplied by, fp32 [experts] or, for gates and ups, [experts, 2]."""
+        divisors = getattr(layer, f"{name}_weight_global_scale").data
+        return getattr(layer, f"{name}_weight_packed").data, 1 / divisors
+
+
+class ModelOptNvFp4ExpertsMethod(NvFp4ExpertsMethod):
+    """Model Optimizer's, which are called otherwise; the host's loader goes by "ModelOpt" in the
+    name of this class."""
+
+    def stored(self, layer: RoutedExperts, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The global scales are factors already."""
+        factors = getattr(layer, f"{name}_weight_scale_2").data
+        return getattr(layer, f"{name}_weight").data, factors
 
 
 def matrix_of_mxfp4(pairs: torch.Tensor, scales: torch.Tensor) -> Matrix:
