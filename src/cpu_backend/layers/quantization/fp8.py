@@ -221,8 +221,8 @@ class NvFp4ExpertsMethod(ExpertsMethod):
         num_experts: int,
         hidden_size: int,
         intermediate_size_per_partition: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """The host's; ConfigError for biases, for which it has no place, and for slices that it
         would round down to whole groups."""
@@ -237,14 +237,8 @@ class NvFp4ExpertsMethod(ExpertsMethod):
                     f"expert, and in NVFP4 {NVFP4_GROUP} share a scale: use fewer ranks (-tp) or "
                     "--enable-expert-parallel."
                 )
-        super().create_weights(
-            layer,
-            num_experts,
-            hidden_size,
-            intermediate_size_per_partition,
-            params_dtype,
-            **extra_weight_attrs,
-        )
+        sizes = num_experts, hidden_size, intermediate_size_per_partition
+        super().create_weights(layer, *sizes, *args, **kwargs)
 
     def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
         """w13_ and w2_weight_scale e4m3 [out, in / 16], and what ``stored`` reads."""
