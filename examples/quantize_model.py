@@ -351,7 +351,7 @@ def mxfp4() -> Scheme:
 
 def nvfp4(four_bit_inputs: bool) -> Scheme:
     """e2m1 with an e4m3 scale per 16 channels, of which a number in fp32 is left out."""
-    # For a largest weight of 4, in every layer: those that a backend merges must share it.
+    # For a largest weight of 4, in every layer: many backends need one where they merge layers.
     left_out = FP8_MAX * 6.0 / 4.0
 
     def write(layer: Layer) -> Tensors:

@@ -240,8 +240,15 @@ def _set_block_size(config: VllmConfig) -> None:
 def _set_state_dtype(config: VllmConfig) -> None:
     """Recurrent states in fp32 unless the user or the model says otherwise: in 16 bits a state is
     rounded after every token."""
-    if config.cache_config.mamba_ssm_cache_dtype == "auto":
-        config.cache_config.mamba_ssm_cache_dtype = "float32"
+    cache = config.cache_config
+    if cache.mamba_ssm_cache_dtype == "auto":
+        asked = cache.mamba_cache_dtype
+        cache.mamba_ssm_cache_dtype = "float32" if asked == "auto" else asked
+    # The state of a convolution is its last inputs, which are nowhere more exact than in their own.
+    cache.mamba_cache_dtype = "auto"
+    if config.mamba_config.enable_stochastic_rounding:
+        logger.info("cpu_backend: recurrent states are rounded to nearest, never at random.")
+        config.mamba_config.enable_stochastic_rounding = False
 
 
 def _check_threads(config: VllmConfig) -> None:
@@ -351,6 +358,17 @@ def _switch_off_gpu_features(config: VllmConfig) -> None:
     if config.parallel_config.numa_bind:  # asks which node a GPU is near to
         logger.info("cpu_backend: --numa-bind changes nothing: ranks are bound to their nodes.")
         config.parallel_config.numa_bind = False
+    asked = {
+        "--attention-backend": config.attention_config.backend,
+        "--linear-backend": config.kernel_config.linear_backend,
+    }
+    for name, value in asked.items():
+        if value not in (None, "auto"):
+            logger.info(
+                "cpu_backend: %s %s changes nothing: there is one for the CPU.",
+                name,
+                getattr(value, "name", value),
+            )
     config.compilation_config.cudagraph_capture_sizes = []
     config.profiler_config.torch_profiler_dump_cuda_time_total = False
 

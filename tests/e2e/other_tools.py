@@ -13,12 +13,9 @@ import torch
 
 
 def nvfp4_of_each(scheme: Any) -> Any:
-    """Every matrix of an expert has global scales of its own.  Of the other layers a backend merges
-    some, and these must share them."""
+    """Every matrix has global scales of its own, also where a backend merges it with others."""
 
     def write(layer: Any) -> dict[str, torch.Tensor]:
-        if ".experts." not in layer.name:
-            return scheme.write(layer)
         factor = random.Random(layer.name).uniform(0.25, 4)
         tensors = scheme.write(replace(layer, weight=layer.weight * factor))
         tensors["weight_global_scale"] *= factor

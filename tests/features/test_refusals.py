@@ -145,6 +145,30 @@ def test_async_scheduling_is_switched_off_and_said(
     assert "async scheduling is off" in caplog.text
 
 
+def test_what_changes_nothing_is_said(model_path: str, caplog: pytest.LogCaptureFixture) -> None:
+    _configure(model_path)
+    assert "changes nothing" not in caplog.text
+    _configure(model_path, attention_backend="FLASH_ATTN", linear_backend="triton")
+    assert "--attention-backend FLASH_ATTN changes nothing" in caplog.text
+    assert "--linear-backend triton changes nothing" in caplog.text
+
+
+def test_states_have_the_type_that_was_asked_for(
+    model_path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A convolution's state that of its inputs, whatever was asked for."""
+    asked = {"mamba_cache_dtype": "float16", "enable_mamba_cache_stochastic_rounding": True}
+    config = _configure(model_path, **asked, mamba_ssm_cache_dtype="float16")
+    kinds = config.cache_config.mamba_cache_dtype, config.cache_config.mamba_ssm_cache_dtype
+    assert kinds == ("auto", "float16")
+    assert "rounded to nearest" in caplog.text
+    assert not config.mamba_config.enable_stochastic_rounding
+    plain = _configure(model_path).cache_config
+    assert (plain.mamba_cache_dtype, plain.mamba_ssm_cache_dtype) == ("auto", "float32")
+    given = _configure(model_path, mamba_cache_dtype="bfloat16").cache_config
+    assert (given.mamba_cache_dtype, given.mamba_ssm_cache_dtype) == ("auto", "bfloat16")
+
+
 def _llm(model: Path, **options: Any) -> Run:
     options |= {"model": str(model), "skip_tokenizer_init": True, "max_num_seqs": 4}
     return Run(tuple(f"{key}={json.dumps(value)}" for key, value in options.items()), program="LLM")
