@@ -365,7 +365,7 @@ def _switch_off_gpu_features(config: VllmConfig) -> None:
     for name, value in asked.items():
         if value not in (None, "auto"):
             logger.info(
-                "cpu_backend: %s %s changes nothing: there is one for the CPU.",
+                "cpu_backend: %s %s changes nothing: this backend has its own kernels.",
                 name,
                 getattr(value, "name", value),
             )

@@ -15,8 +15,9 @@ from typing import Any
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.seam import change, patch
+from cpu_backend.runtime.memory import GIB
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = GIB >> 10
 
 
 @change("vllm.envs", "environment_variables")

@@ -108,7 +108,8 @@ class ExpertsMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """The host's; before, what the provider that was named lacks is told."""
+        """The host's; before, what the scheme or the provider that was named lacks is told."""
+        self.check(layer, intermediate_size_per_partition)
         gate_up = (1, 2 * intermediate_size_per_partition, hidden_size)
         providers.experts.rehearse(
             (type(self), gate_up, params_dtype, self.moe.activation),
@@ -122,6 +123,10 @@ class ExpertsMethod(FusedMoEMethodBase):
             params_dtype,
             **extra_weight_attrs,
         )
+
+    def check(self, layer: RoutedExperts, intermediate_size: int) -> None:
+        """Raises ConfigError for what the scheme has no place for: by default there is nothing.
+        intermediate_size: channels of an expert on this rank."""
 
     def try_on(
         self, provider: providers.Provider, gate_up: tuple[int, int, int], dtype: torch.dtype

@@ -215,30 +215,19 @@ class CpuNvFp4Linear(PackedKernel, NvFp4LinearKernel):
 class NvFp4ExpertsMethod(ExpertsMethod):
     """compressed-tensors' tensors with the experts in front."""
 
-    def create_weights(
-        self,
-        layer: RoutedExperts,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """The host's; ConfigError for biases, for which it has no place, and for slices that it
-        would round down to whole groups."""
+    def check(self, layer: RoutedExperts, intermediate_size: int) -> None:
+        """The host has no parameters for biases, and would round slices down to whole groups."""
         with naming(layer):
             if self.moe.has_bias:
                 raise ValueError(
                     "experts with biases are not supported in NVFP4: choose another checkpoint."
                 )
-            if intermediate_size_per_partition % NVFP4_GROUP:
+            if intermediate_size % NVFP4_GROUP:
                 raise ValueError(
-                    f"this rank would have {intermediate_size_per_partition} channels of each "
-                    f"expert, and in NVFP4 {NVFP4_GROUP} share a scale: use fewer ranks (-tp) or "
+                    f"this rank would have {intermediate_size} channels of each expert, and in "
+                    f"NVFP4 {NVFP4_GROUP} share a scale: use fewer ranks (-tp) or "
                     "--enable-expert-parallel."
                 )
-        sizes = num_experts, hidden_size, intermediate_size_per_partition
-        super().create_weights(layer, *sizes, *args, **kwargs)
 
     def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
         """w13_ and w2_weight_scale e4m3 [out, in / 16], and what ``stored`` reads."""
