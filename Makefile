@@ -211,6 +211,7 @@ foreign-compile: $(STAMPS)/build $(STAMPS)/compiler  ## compile all libraries fo
 # `pip install .` is what all other tests run on.
 install-test: $(STAMPS)/plugin $(STAMPS)/test wheel  ## try the wheel beside each vLLM, and pip install -e
 	@$(REPORT) run "wheel beside vLLM 0.32.0" tests/try_host.sh 2.13.0 0.32.0
+	@rm -rf build/env_host_0.32.0 # 4 GB, which the next one takes
 	@$(REPORT) run "wheel and a few tests beside vLLM $(OTHER_VLLM)" \
 		tests/try_host.sh $(OTHER_TORCH) $(OTHER_VLLM) few
 	@$(REPORT) run "sources of vLLM $(OTHER_VLLM)" \
