@@ -129,14 +129,7 @@ class CpuBackendPlatform(CpuPlatform):
         compiler where the model runs, for nothing."""
         from vllm.config import CompilationMode
 
-        compilation = vllm_config.compilation_config
-        if compilation.mode not in (None, CompilationMode.NONE):
-            logger.info_once(
-                "cpu_backend: torch.compile (compilation mode %d) is off: steps are recorded "
-                "instead.",
-                compilation.mode,
-            )
-        compilation.mode = CompilationMode.NONE
+        vllm_config.compilation_config.mode = CompilationMode.NONE
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
@@ -175,11 +168,6 @@ def _refuse_missing_features(config: VllmConfig) -> None:
         raise ConfigError(
             f"{library} does not load beside this vLLM: choose xgrammar or guidance as the backend "
             "of --structured-outputs-config."
-        )
-    if config.parallel_config.numa_bind_nodes or config.parallel_config.numa_bind_cpus:
-        raise ConfigError(
-            "--numa-bind-nodes and --numa-bind-cpus place the processes of GPUs: name the CPUs of "
-            "each rank by VLLM_CPU_OMP_THREADS_BIND, or leave them out."
         )
     if config.weight_transfer_config is not None:
         raise ConfigError(WEIGHTS_ARE_PACKED)
@@ -246,9 +234,6 @@ def _set_state_dtype(config: VllmConfig) -> None:
         cache.mamba_ssm_cache_dtype = "float32" if asked == "auto" else asked
     # The state of a convolution is its last inputs, which are nowhere more exact than in their own.
     cache.mamba_cache_dtype = "auto"
-    if config.mamba_config.enable_stochastic_rounding:
-        logger.info("cpu_backend: recurrent states are rounded to nearest, never at random.")
-        config.mamba_config.enable_stochastic_rounding = False
 
 
 def _check_threads(config: VllmConfig) -> None:
@@ -352,23 +337,6 @@ def _switch_off_gpu_features(config: VllmConfig) -> None:
             "which leaves nothing to overlap."
         )
     config.scheduler_config.async_scheduling = False
-    if config.parallel_config.enable_dbo:
-        logger.warning("Dual-batch overlap needs a GPU and is switched off.")
-        config.parallel_config.enable_dbo = False
-    if config.parallel_config.numa_bind:  # asks which node a GPU is near to
-        logger.info("cpu_backend: --numa-bind changes nothing: ranks are bound to their nodes.")
-        config.parallel_config.numa_bind = False
-    asked = {
-        "--attention-backend": config.attention_config.backend,
-        "--linear-backend": config.kernel_config.linear_backend,
-    }
-    for name, value in asked.items():
-        if value not in (None, "auto"):
-            logger.info(
-                "cpu_backend: %s %s changes nothing: this backend has its own kernels.",
-                name,
-                getattr(value, "name", value),
-            )
     config.compilation_config.cudagraph_capture_sizes = []
     config.profiler_config.torch_profiler_dump_cuda_time_total = False
 

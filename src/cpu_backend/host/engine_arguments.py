@@ -15,7 +15,7 @@ from typing import Any
 
 from cpu_backend.host.on_load import when_loaded
 from cpu_backend.host.seam import change, replace
-from cpu_backend.serving import preflight, sentences
+from cpu_backend.serving import preflight, sentences, settings
 
 MODULE = "vllm.engine.arg_utils"
 CLASSES = ("EngineArgs", "AsyncEngineArgs")
@@ -102,6 +102,7 @@ def _after_a_look(create_engine_config: Callable[..., Any]) -> Callable[..., Any
 
     def create(self: Any, *args: Any, **kwargs: Any) -> Any:
         preflight.look(self, environment_variables)
+        settings.look(self)
         with sentences.told(*sentences.usual_kinds(), KeyError):
             return create_engine_config(self, *args, **kwargs)
 
