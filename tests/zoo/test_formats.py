@@ -6,11 +6,15 @@ import json
 import math
 import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import mostly_slow
-from tests.zoo import formats, text
+from tests.zoo import formats, run, text
+from tests.zoo.build import build
 
 ISAS = ["avx2", "avx512"]
 SCALED = "AXK1ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "LagunaForCausalLM"
@@ -35,6 +39,35 @@ def test_fp16_keeps_the_scale_of_routed_experts(name: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     [line] = [line for line in done.stdout.splitlines() if line.startswith('["')]
     assert [fault for _, fault in json.loads(line)[1].values()] == [""], done.stderr[-2000:]
+
+
+def _without_scheme(folder: Path) -> dict[str, set[str]]:
+    """The names of layers with a weight that is not quantized, by the method that they have."""
+    run.prepare()
+    build(next(spec for spec in text.SPECS if spec.name == "JambaForCausalLM"), folder)
+    from vllm import LLM
+
+    llm = LLM(str(folder), skip_tokenizer_init=True, quantization="cpu_int8", max_model_len=256)
+    found: dict[str, set[str]] = defaultdict(set)
+
+    def look(model: torch.nn.Module) -> None:
+        for name, module in model.named_modules():
+            method = type(getattr(module, "quant_method", None)).__name__
+            if method.startswith("Unquantized"):
+                found[method].add(name.rpartition(".")[2])
+
+    llm.apply_model(look)
+    return dict(found)
+
+
+def test_a_scheme_at_load_reaches_layers_that_the_model_does_not_pass_it_on_to(
+    tmp_path: Path,
+) -> None:
+    """Jamba makes its output layer and its Mamba layers without one."""
+    assert run.forked(_without_scheme, tmp_path) == {
+        "UnquantizedEmbeddingMethod": {"embed_tokens"},
+        "UnquantizedLinearMethod": {"conv1d", "router"},
+    }
 
 
 def test_a_page_of_other_instruction_sets_is_not_gone_on_with() -> None:

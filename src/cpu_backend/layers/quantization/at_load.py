@@ -12,7 +12,7 @@ cpu_int4   4-bit codes, per column an fp16 scale for 128 input channels and whol
 Both multiply activations as 16-bit integers, scaled per row and up to 128 channels of a group.
 With 8-bit ones (``CPU_BACKEND_ACTIVATIONS=int8``; the output layer's stay) the demo model's
 perplexity rose by less than 1 %, but its answers changed.
-Embedding tables, norms and what is not a matrix stay as they are.
+Embedding tables, norms, routers and what is not a matrix stay as they are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from typing import Any
 import torch
 
 from cpu_backend.host.bases import (
+    ColumnParallelLinear,
     FusedMoEConfig,
     LinearBase,
     ParallelLMHead,
     QuantizeMethodBase,
     RoutedExperts,
+    RowParallelLinear,
     UnquantizedEmbeddingMethod,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
@@ -117,13 +119,13 @@ class AtLoadExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         return self._pack(getattr(layer, f"{name}_weight").detach()[expert])
 
 
-class _AtLoadConfig(OwnConfig):
+class AtLoadConfig(OwnConfig):
     """What both share: no configuration in the checkpoint."""
 
     pack: Callable[[torch.Tensor], QuantizedLinear]
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> _AtLoadConfig:
+    def from_config(cls, config: dict[str, Any]) -> AtLoadConfig:
         return cls()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
@@ -136,18 +138,37 @@ class _AtLoadConfig(OwnConfig):
         return None
 
 
-class AtLoadInt8Config(_AtLoadConfig):
+class AtLoadInt8Config(AtLoadConfig):
     """``--quantization cpu_int8``"""
 
     name = "cpu_int8"
     pack = staticmethod(pack_int8)
 
 
-class AtLoadInt4Config(_AtLoadConfig):
+class AtLoadInt4Config(AtLoadConfig):
     """``--quantization cpu_int4``"""
 
     name = "cpu_int4"
     pack = staticmethod(pack_int4)
+
+
+def reach_all_layers(model: torch.nn.Module, config: AtLoadConfig) -> None:
+    """Give ``config`` to the layers that ``model`` made without it, before weights are read.
+
+    Left alone are what stands outside of the language model (towers of images), what every rank
+    has whole (routers and indexers, which choose), and convolutions, whose weights are no matrices.
+    """
+    language_model = getattr(model, "get_language_model", lambda: model)()
+    for module in language_model.modules():
+        method = type(getattr(module, "quant_method", None))
+        linear = (
+            method is UnquantizedLinearMethod
+            and isinstance(module, ColumnParallelLinear | RowParallelLinear)
+            and not module.disable_tp
+            and module.weight.dim() == 2
+        )
+        if linear or (method is UnquantizedEmbeddingMethod and isinstance(module, ParallelLMHead)):
+            module.quant_method = config.get_quant_method(module, "")
 
 
 def register() -> None:
