@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,40 @@ def test_adapters_answer_like_merged_weights(
             assert tokens == expected[0, ids.shape[1] :].tolist(), (folder.name, prompt)
             answers.append(tokens)
     assert answers[: len(PROMPTS)] != answers[len(PROMPTS) :]
+
+
+def test_prompts_are_scored_with_their_adapter(
+    server: Server,
+    client: openai.OpenAI,
+    adapter_folders: list[Path],
+    tokenizer: Any,
+    load_reference: Callable[[], Any],
+) -> None:
+    """Of several prompts in a step, each of its own adapter or of none."""
+
+    def scores(asked: tuple[str, str]) -> list[float]:
+        model, prompt = asked
+        body: Any = {"prompt_logprobs": 0}
+        reply: Any = client.completions.create(
+            model=model, prompt=prompt, max_tokens=1, extra_body=body
+        )
+        found = reply.choices[0].prompt_logprobs[1:]
+        return [next(iter(token.values()))["logprob"] for token in found]
+
+    models = [server.model, *(folder.name for folder in adapter_folders)]
+    with ThreadPoolExecutor(9) as pool:
+        asked = [(model, prompt) for model in models for prompt in PROMPTS]
+        found = dict(zip(asked, pool.map(scores, asked), strict=True))
+    for model, folder in zip(models, [None, *adapter_folders], strict=True):
+        reference = adapters.merge(load_reference(), folder) if folder else load_reference()
+        for prompt in PROMPTS:
+            ids = tokenizer(prompt, return_tensors="pt").input_ids
+            with torch.no_grad():
+                logprobs = reference(ids).logits[0, :-1].log_softmax(-1)
+            expected = logprobs.gather(1, ids[0, 1:, None]).squeeze(1)
+            torch.testing.assert_close(
+                torch.tensor(found[model, prompt]), expected, atol=1e-3, rtol=1e-4
+            )
 
 
 def test_adapters_and_base_model_in_one_batch_answer_as_alone(

@@ -1,6 +1,6 @@
 """``--quantization cpu_int8`` and ``cpu_int4`` reach layers that a model makes without a scheme.
 
-What: ``initialize_model`` of loaders gives such layers the method of layers/quantization/at_load.py.
+What: ``initialize_model`` gives such layers the method of layers/quantization/at_load.py.
 Why: some models do not pass the scheme on: all layers of Mamba, the output layer of gpt-oss and
     Falcon-H1 stayed in 16 bits, and nobody was told.
 Since: 0.32

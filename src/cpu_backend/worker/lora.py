@@ -6,6 +6,8 @@ counts from the end, and copies an adapter's matrices once per token.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +18,18 @@ BASE_MODEL = -1  # the host's index of tokens without an adapter
 
 class CPUPunicaWrapper(PunicaWrapperCPU):
     """The host's bookkeeping of which token has which adapter, and the products done here."""
+
+    _of_all_rows: int | None = None
+
+    @contextlib.contextmanager
+    def logits_like(self, token: int) -> Iterator[None]:
+        """Meanwhile all logits are of requests with the adapter of this ``token`` of the step,
+        however many there are: outside of this there is one row per request."""
+        self._of_all_rows = int(self.token_lora_indices[token])
+        try:
+            yield
+        finally:
+            self._of_all_rows = None
 
     def _apply_shrink(
         self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float
@@ -63,8 +77,11 @@ class CPUPunicaWrapper(PunicaWrapperCPU):
         del kwargs
         if buffer is None:
             buffer = torch.zeros(x.shape[0], lora_b_stacked.shape[-1])
-        _shrink(buffer, x, lora_a_stacked, self.sampler_indices, scale)
-        _expand(y, buffer, lora_b_stacked, self.sampler_indices)
+        indices = self.sampler_indices
+        if self._of_all_rows is not None:
+            indices = indices.new_full((x.shape[0],), self._of_all_rows)
+        _shrink(buffer, x, lora_a_stacked, indices, scale)
+        _expand(y, buffer, lora_b_stacked, indices)
 
 
 def _shrink(

@@ -33,6 +33,8 @@ class CPUModelRunner(HostCPUModelRunner):
     by their CPU twins and streams by nothing.  What this class adds is sampling, loading, warm-up
     and the replay of recorded steps."""
 
+    num_prompt_logprobs: dict[str, int]  # of the requests whose prompt is not done
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sampler.__class__ = CPUSampler  # its rejection sampler holds the same object
@@ -129,6 +131,27 @@ class CPUModelRunner(HostCPUModelRunner):
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         with self._only_finished_prompts():
             return super()._bookkeeping_sync(*args, **kwargs)
+
+    def _get_prompt_logprobs_dict(
+        self, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
+    ) -> Any:
+        """The host's; beside adapters a request at a time, as all tokens of its prompt have one."""
+        asked = self.num_prompt_logprobs
+        if self.lora_config is None:
+            return super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
+        wrappers = self.lora_manager._adapter_manager.punica_wrapper_mapping.values()
+        found: dict[str, Any] = {}
+        for request in [request for request in asked if request in num_scheduled_tokens]:
+            first = int(self.query_start_loc.np[self.input_batch.req_id_to_index[request]])
+            self.num_prompt_logprobs = {request: asked[request]}
+            with contextlib.ExitStack() as stack:
+                for wrapper in wrappers:
+                    stack.enter_context(wrapper.logits_like(first))
+                found |= super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
+            if not self.num_prompt_logprobs:  # the prompt is done
+                del asked[request]
+        self.num_prompt_logprobs = asked
+        return found
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The host's; whether this step has any is kept: some models change what they hold for
