@@ -349,20 +349,25 @@ def check(name: str, options: argparse.Namespace, folder: Path) -> None:
             asked = [{"kind": "greedy", "tokens": p, "outputs": CHECKED_TOKENS} for p in prompts]
             return [token for request in asked for token in runner.ask(request)["tokens"]]
 
-    here = answers(
-        lambda stack: start_host(
-            stack, OURS, checkpoint, folder / "here.log", wall=False, dtype="float32"
+    try:
+        here = answers(
+            lambda stack: start_host(
+                stack, OURS, checkpoint, folder / "here.log", wall=False, dtype="float32"
+            )
         )
-    )
-    there = answers(
-        lambda stack: start_llama_cpp(
-            stack, llama_cpp_python(options), checkpoint, "F32", folder / "there.log", wall=False
+        log = folder / "there.log"
+        there = answers(
+            lambda stack: start_llama_cpp(
+                stack, llama_cpp_python(options), checkpoint, "F32", log, wall=False
+            )
         )
-    )
+    except (RunnerError, SetupError) as error:
+        print(f"{name}: {error}", flush=True)
+        return
     same = sum(a == b for a, b in zip(here, there, strict=True))
+    total, different = len(here), len(set(here))
     print(
-        f"{name}: llama.cpp gives {same} of {len(here)} tokens as here, "
-        f"{len(set(here))} different ones",
+        f"{name}: llama.cpp gives {same} of {total} tokens as here, {different} different ones",
         flush=True,
     )
 
@@ -390,7 +395,7 @@ def report(
     print(f"{name}: {bandwidth / 1e9:.1f} GB/s read")
     for engine in engines:
         speeds = values[engine.name, "prompt"]
-        line = f"  {engine.name:10} prompt {summary(speeds, '.0f')} tokens/s"
+        line = f"  {engine.name:14} prompt {summary(speeds, '.0f')} tokens/s"
         if dense := [other for other in engines if other.name == "dense"]:
             products = engine.weights.multiplied() / dense[0].weights.multiplied()
             ratios = [
@@ -404,7 +409,7 @@ def report(
             moved = 2 * engine.weights.read(requests) + 2 * requests * engine.state_bytes
             share = moved / statistics.median(steps) / bandwidth
             print(
-                f"  {engine.name:10} decode of {requests:2}: "
+                f"  {engine.name:14} decode of {requests:2}: "
                 f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth"
                 f"{times_as_fast(engine.name, values, f'step:{requests}')}",
                 flush=True,
