@@ -16,7 +16,8 @@ bytes of weights and states in it as a share of the read bandwidth probed betwee
 many times as fast this project is as each other engine, by rounds.  Attention's keys and values are
 not counted; of a mixture, the experts that a step is expected to read.
 
-``--check`` measures nothing: it compares greedy tokens of llama.cpp, all in fp32, with those here.
+``--check`` measures nothing: it compares greedy tokens of llama.cpp, all in fp32, with those here,
+and ends with exit code 1 where one differs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import functools
 import json
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -337,8 +339,8 @@ def llama_cpp_python(options: argparse.Namespace) -> Path:
     return Environments(options.cache.expanduser(), dict(options.python), print).python("llama-cpp")
 
 
-def check(name: str, options: argparse.Namespace, folder: Path) -> None:
-    """Print how many greedy tokens are the same, in fp32, one engine after the other."""
+def check(name: str, options: argparse.Namespace, folder: Path) -> bool:
+    """Whether all greedy tokens are the same, in fp32, one engine after the other."""
     checkpoint = write_checkpoint(MODELS[name].config, folder / "checkpoint")
     vocabulary = MODELS[name].config["vocab_size"]
     prompts = [random.choices(range(vocabulary), k=tokens) for tokens in CHECKED_PROMPTS]
@@ -363,13 +365,14 @@ def check(name: str, options: argparse.Namespace, folder: Path) -> None:
         )
     except (RunnerError, SetupError) as error:
         print(f"{name}: {error}", flush=True)
-        return
+        return False
     same = sum(a == b for a, b in zip(here, there, strict=True))
     total, different = len(here), len(set(here))
     print(
         f"{name}: llama.cpp gives {same} of {total} tokens as here, {different} different ones",
         flush=True,
     )
+    return same == total
 
 
 def measure(runner: Runner) -> dict[str, float]:
@@ -448,9 +451,14 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.models) - set(MODELS):
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(MODELS)}")
+    is_same = True
     for name in options.models or MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            (check if options.check else compare)(name, options, Path(folder))
+            if options.check:
+                is_same &= check(name, options, Path(folder))
+            else:
+                compare(name, options, Path(folder))
+    sys.exit(not is_same)
 
 
 if __name__ == "__main__":
