@@ -104,6 +104,7 @@ GRANITE = {  # Granite-4.0-h-tiny, from memory, 6 of 40 layers, one of them atte
     "logits_scaling": 6,
     "residual_multiplier": 0.22,
     "position_embedding_type": "nope",
+    "initializer_range": 0.15,  # with the usual 0.02 every token is followed by itself
 }
 MAMBA2 = {  # mamba2-130m, from memory
     "architectures": ["Mamba2ForCausalLM"],
