@@ -1,37 +1,59 @@
 """Prompts and decoding of models with recurrent states, beside dense ones and other engines.
 
-``python -m benchmarks.recurrent [MODEL ...] [--beside NAME=PYTHON] [--rounds 3] [--wall]``
+``python -m benchmarks.recurrent [MODEL ...] [--llama-cpp BF16] [--beside NAME=PYTHON] [--rounds 3]
+[--wall]``, ``python -m benchmarks.recurrent --check [MODEL ...]``
 
 Each model has the shape of a published one and random weights.  It is measured in turns with a
-Llama of the same width, depth and number of weights on this project, and with the same model on
-the vLLM of each interpreter that ``--beside`` names.  All engines are alive at once, each in one
-process with one thread, and what counts is CPU time, which neighbours disturb least; ``--wall``
-takes every core and the clock instead.
+Llama of the same width, depth and number of weights on this project, and with the same weights on
+the vLLM of each interpreter that ``--beside`` names and on llama.cpp, in a GGUF file of each type
+that ``--llama-cpp`` names (its environment is made first, as by ``benchmarks.compare``).  All
+engines are alive at once, each in one process with one thread, and what counts is CPU time, which
+neighbours disturb least; ``--wall`` takes every core and the clock instead.
 
 Reported: tokens/s of a prompt of 1,024 tokens, and how many weights are multiplied per second as a
 share of what the Llama reaches; milliseconds of a decode step of one request and of 16, and the
-bytes of weights and states in it as a share of the read bandwidth probed between the turns.
-Attention's keys and values are not counted; of a mixture, the experts that a step is expected to
-read.
+bytes of weights and states in it as a share of the read bandwidth probed between the turns; how
+many times as fast this project is as each other engine, by rounds.  Attention's keys and values are
+not counted; of a mixture, the experts that a step is expected to read.
+
+``--check`` measures nothing: it compares greedy tokens of llama.cpp, all in fp32, with those here,
+and ends with exit code 1 where one differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import random
 import statistics
+import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compare.environments import Environments, SetupError, run_step
+from benchmarks.compare.models import CONVERT
 from benchmarks.compare.process import Runner, RunnerError
-from benchmarks.turns import OURS, named_python, start_probe, start_vllm, summary, take_turns
+from benchmarks.turns import (
+    OURS,
+    named_python,
+    start_probe,
+    start_runner,
+    start_vllm,
+    summary,
+    take_turns,
+    threads,
+)
 
 PROMPT = 1024
 STEPS = 32
 REQUESTS = (1, 16)
+CHECKED_PROMPTS = (5, 100, 700)  # the last is more than llama.cpp takes at once
+CHECKED_TOKENS = 32
 
 GATED_DELTA = {  # Qwen3.5-0.8B, from memory: its config is not in transformers
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -48,6 +70,8 @@ GATED_DELTA = {  # Qwen3.5-0.8B, from memory: its config is not in transformers
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rms_norm_eps": 1e-6,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000000,
@@ -73,11 +97,14 @@ GRANITE = {  # Granite-4.0-h-tiny, from memory, 6 of 40 layers, one of them atte
     "mamba_d_head": 64,
     "mamba_n_groups": 1,
     "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-5,
     "attention_multiplier": 0.0078125,
     "embedding_multiplier": 12,
     "logits_scaling": 6,
     "residual_multiplier": 0.22,
     "position_embedding_type": "nope",
+    "initializer_range": 0.15,  # with the usual 0.02 every token is followed by itself
 }
 MAMBA2 = {  # mamba2-130m, from memory
     "architectures": ["Mamba2ForCausalLM"],
@@ -89,6 +116,8 @@ MAMBA2 = {  # mamba2-130m, from memory
     "head_dim": 64,
     "state_size": 128,
     "n_groups": 1,
+    "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-5,
 }
 MAMBA = {  # mamba-130m, from memory
     "architectures": ["MambaForCausalLM"],
@@ -99,6 +128,8 @@ MAMBA = {  # mamba-130m, from memory
     "num_hidden_layers": 24,
     "state_size": 16,
     "time_step_rank": 48,
+    "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-5,
 }
 SHORT_CONV = {  # LFM2-350M, from memory; the host takes two thirds of the intermediate size
     "architectures": ["Lfm2ForCausalLM"],
@@ -106,13 +137,18 @@ SHORT_CONV = {  # LFM2-350M, from memory; the host takes two thirds of the inter
     "vocab_size": 65536,
     "hidden_size": 1024,
     "intermediate_size": 6656,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
     "conv_dim": 1024,
     "block_dim": 1024,
     "num_hidden_layers": 16,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
-    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-    "rope_theta": 1000000.0,
+    "layer_types": [
+        "full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)
+    ],
+    "norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
 }
 
 
@@ -199,58 +235,145 @@ class Engine:
     state_bytes: int
 
 
-def start(
-    stack: ExitStack, folder: Path, name: str, python: Path, config: dict[str, Any], *, wall: bool
+def full_config(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "eos_token_id": 2,
+        "max_position_embeddings": 2 * PROMPT,
+        **config,
+    }
+
+
+def write_checkpoint(config: dict[str, Any], folder: Path) -> Path:
+    """One with random weights."""
+    script, text = str(CONVERT / "random_checkpoint.py"), json.dumps(full_config(config))
+    run_step([str(OURS), script, text, str(folder)], folder.with_suffix(".log"))
+    return folder
+
+
+def start_host(
+    stack: ExitStack,
+    python: Path,
+    checkpoint: Path,
+    log: Path,
+    *,
+    wall: bool,
+    dtype: str = "bfloat16",
+    load_format: str = "auto",
 ) -> Runner:
-    """An engine in one process; RunnerError with its sentence where it does not start."""
-    checkpoint = folder / name
-    checkpoint.mkdir()
-    text = {"torch_dtype": "bfloat16", "tie_word_embeddings": True, "eos_token_id": 2, **config}
-    (checkpoint / "config.json").write_text(json.dumps(text))
-    is_ours = python == OURS
-    runner = start_vllm(stack, python, folder / f"{name}.log", wall=wall)
-    runner.ask(
-        {
-            "model": str(checkpoint),
-            "dtype": "bfloat16",
-            "context": 2 * PROMPT,
-            "vocab_size": config["vocab_size"],
-            "cpu_time": not wall,
-            "engine": {
-                "load_format": "dummy",
-                "max_num_seqs": max(REQUESTS),
-                "max_num_batched_tokens": 2 * PROMPT,
-                "enforce_eager": not is_ours,
-            },
-        }
-    )
+    """vLLM with this project or without; RunnerError with its sentence where it does not start."""
+    runner = start_vllm(stack, python, log, wall=wall)
+    engine = {
+        "load_format": load_format,
+        "max_num_seqs": max(REQUESTS),
+        "max_num_batched_tokens": 2 * PROMPT,
+        "enforce_eager": python != OURS,
+    }
+    runner.ask(settings(checkpoint, checkpoint, wall=wall) | {"dtype": dtype, "engine": engine})
     return runner
+
+
+def start_llama_cpp(
+    stack: ExitStack, python: Path, checkpoint: Path, weights: str, log: Path, *, wall: bool
+) -> Runner:
+    """llama.cpp with a GGUF file made from the checkpoint; SetupError where it cannot be made."""
+    file = checkpoint.with_suffix(f".{weights}.gguf")
+    script = str(CONVERT / "to_gguf.py")
+    run_step([str(python), script, str(checkpoint), str(file), weights], log)
+    runner = start_runner(stack, python, "llama_cpp_engine.py", log, {}, wall=wall)
+    runner.ask(settings(checkpoint, file, wall=wall) | {"threads": threads(wall=wall)})
+    return runner
+
+
+def settings(checkpoint: Path, model: Path, *, wall: bool) -> dict[str, Any]:
+    """Of every runner; model: the file that it reads."""
+    return {
+        "model": str(model),
+        "context": 2 * PROMPT,
+        "vocab_size": json.loads((checkpoint / "config.json").read_text())["vocab_size"],
+        "cpu_time": not wall,
+    }
 
 
 def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
     """Measure one model and print its lines."""
-    model = MODELS[name]
+    model, wall = MODELS[name], options.wall
     weights = weights_of(model.config)
     twin = dense_twin(model.config, weights)
+    checkpoint = write_checkpoint(model.config, folder / "checkpoint")
+    dense = folder / "dense"
+    dense.mkdir()
+    (dense / "config.json").write_text(json.dumps(full_config(twin)))
     engines: list[Engine] = []
     with ExitStack() as stack:
-        for label, python, config, states in (
-            ("here", OURS, model.config, model.state_bytes),
-            ("dense", OURS, twin, 0),
-            *((label, path, model.config, model.state_bytes) for label, path in options.beside),
-        ):
+        host = functools.partial(start_host, stack, wall=wall)
+        starts: dict[str, Callable[[Path], Runner]] = {
+            "here": functools.partial(host, OURS, checkpoint),
+            "dense": functools.partial(host, OURS, dense, load_format="dummy"),
+        }
+        for label, python in options.beside:
+            starts[label] = functools.partial(host, python, checkpoint)
+        for kind in options.llama_cpp:
+            starts[f"llama.cpp {kind}"] = lambda log, kind=kind: start_llama_cpp(
+                stack, llama_cpp_python(options), checkpoint, kind, log, wall=wall
+            )
+        for label, start in starts.items():
             try:
-                runner = start(stack, folder, f"{name}-{label}", python, config, wall=options.wall)
-            except RunnerError as error:
+                runner = start(folder / f"{label}.log")
+            except (RunnerError, SetupError) as error:
                 print(f"{name}, {label}: {error}", flush=True)
                 continue
-            counted = weights if config is model.config else weights_of(config)
+            counted, states = (weights, model.state_bytes)
+            if label == "dense":
+                counted, states = (weights_of(twin), 0)
             engines.append(Engine(label, runner, counted, states))
-        probe = start_probe(stack, folder / f"{name}-probe.log", wall=options.wall)
+        probe = start_probe(stack, folder / "probe.log", wall=wall)
         values, limits = take_turns(
             engines, lambda engine: measure(engine.runner), probe, options.rounds, f"{name}, "
         )
     report(name, engines, values, limits["bytes_per_s"])
+
+
+def llama_cpp_python(options: argparse.Namespace) -> Path:
+    """Made where it is missing; SetupError where it cannot be."""
+    return Environments(options.cache.expanduser(), dict(options.python), print).python("llama-cpp")
+
+
+def check(name: str, options: argparse.Namespace, folder: Path) -> bool:
+    """Whether all greedy tokens are the same, in fp32, one engine after the other."""
+    checkpoint = write_checkpoint(MODELS[name].config, folder / "checkpoint")
+    vocabulary = MODELS[name].config["vocab_size"]
+    prompts = [random.choices(range(vocabulary), k=tokens) for tokens in CHECKED_PROMPTS]
+
+    def answers(start: Callable[[ExitStack], Runner]) -> list[int]:
+        with ExitStack() as stack:
+            runner = start(stack)
+            asked = [{"kind": "greedy", "tokens": p, "outputs": CHECKED_TOKENS} for p in prompts]
+            return [token for request in asked for token in runner.ask(request)["tokens"]]
+
+    try:
+        here = answers(
+            lambda stack: start_host(
+                stack, OURS, checkpoint, folder / "here.log", wall=False, dtype="float32"
+            )
+        )
+        log = folder / "there.log"
+        there = answers(
+            lambda stack: start_llama_cpp(
+                stack, llama_cpp_python(options), checkpoint, "F32", log, wall=False
+            )
+        )
+    except (RunnerError, SetupError) as error:
+        print(f"{name}: {error}", flush=True)
+        return False
+    same = sum(a == b for a, b in zip(here, there, strict=True))
+    total, different = len(here), len(set(here))
+    print(
+        f"{name}: llama.cpp gives {same} of {total} tokens as here, {different} different ones",
+        flush=True,
+    )
+    return same == total
 
 
 def measure(runner: Runner) -> dict[str, float]:
@@ -260,8 +383,11 @@ def measure(runner: Runner) -> dict[str, float]:
         [value] = runner.ask({"kind": kind, "sizes": sizes, "repeats": 1})["values"]
         return float(value)
 
+    ask("first", STEPS)  # as before steps
     found = {"prompt": ask("prompt", PROMPT)}
     for requests in REQUESTS:
+        # llama.cpp makes room for another number of requests when they come: not in the time.
+        ask("batch", requests, STEPS, 1)
         found[f"step:{requests}"] = ask("step", requests, STEPS, STEPS + 1)
     return found
 
@@ -273,7 +399,7 @@ def report(
     print(f"{name}: {bandwidth / 1e9:.1f} GB/s read")
     for engine in engines:
         speeds = values[engine.name, "prompt"]
-        line = f"  {engine.name:10} prompt {summary(speeds, '.0f')} tokens/s"
+        line = f"  {engine.name:14} prompt {summary(speeds, '.0f')} tokens/s"
         if dense := [other for other in engines if other.name == "dense"]:
             products = engine.weights.multiplied() / dense[0].weights.multiplied()
             ratios = [
@@ -281,16 +407,26 @@ def report(
                 for here, there in zip(speeds, values["dense", "prompt"], strict=True)
             ]
             line += f", {summary(ratios, '.0%')} of dense products"
-        print(line)
+        print(line + times_as_fast(engine.name, values, "prompt"))
         for requests in REQUESTS:
             steps = values[engine.name, f"step:{requests}"]
             moved = 2 * engine.weights.read(requests) + 2 * requests * engine.state_bytes
             share = moved / statistics.median(steps) / bandwidth
             print(
-                f"  {engine.name:10} decode of {requests:2}: "
-                f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth",
+                f"  {engine.name:14} decode of {requests:2}: "
+                f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth"
+                f"{times_as_fast(engine.name, values, f'step:{requests}')}",
                 flush=True,
             )
+
+
+def times_as_fast(engine: str, values: dict[tuple[str, str], list[float]], work: str) -> str:
+    """This project as another engine with the same model; nothing to say of its own."""
+    if engine in ("here", "dense") or ("here", work) not in values:
+        return ""
+    pairs = zip(values["here", work], values[engine, work], strict=True)
+    ratios = [here / there if work == "prompt" else there / here for here, there in pairs]
+    return f", here {summary(ratios, '.2f')} times as fast"
 
 
 def main() -> None:
@@ -303,14 +439,27 @@ def main() -> None:
     parser.add_argument(
         "--beside", action="append", default=[], type=named_python, metavar="NAME=PYTHON"
     )
+    parser.add_argument(
+        "--llama-cpp", action="extend", nargs="+", default=[], choices=("BF16", "F16", "F32")
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--wall", action="store_true", help="all cores and the clock")
+    parser.add_argument("--check", action="store_true", help="compare tokens with llama.cpp")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/cpu_backend/peers"))
+    parser.add_argument(
+        "--python", action="append", default=[], type=named_python, metavar="ENVIRONMENT=PATH"
+    )
     options = parser.parse_args()
     if unknown := set(options.models) - set(MODELS):
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(MODELS)}")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.models or MODELS:
-            compare(name, options, Path(folder))
+    is_same = True
+    for name in options.models or MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            if options.check:
+                is_same &= check(name, options, Path(folder))
+            else:
+                compare(name, options, Path(folder))
+    sys.exit(not is_same)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Writes a GGUF file with the weights of a Llama or Qwen3-MoE checkpoint: CHECKPOINT OUT TYPE.
+"""Writes a GGUF file with the weights of a checkpoint: CHECKPOINT OUT TYPE.
+
+Of Llama, Qwen3-MoE, and the models with recurrent states of ``recurrent_models.py``.
 
 TYPE is F32, BF16, F16, Q8_0 or Q4_1; norms stay in fp32, as llama.cpp wants them. Runs in the
 environment of llama.cpp, which has gguf and numpy and nothing else. The tensors' names and the
@@ -18,7 +20,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "src"))
+import recurrent_models
+
 from cpu_backend.gguf.names import ARCHITECTURES, MIXTURES, OUTER_TENSORS, ROUTER, Architecture
 
 
@@ -54,6 +58,11 @@ def rope_permutation(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+def read_checkpoint(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        yield from read_safetensors(path)
+
+
 def gguf_tensors(
     checkpoint: Path, architecture: Architecture, config: dict[str, Any]
 ) -> Iterator[tuple[str, np.ndarray, int, int]]:
@@ -61,22 +70,21 @@ def gguf_tensors(
     outer = {name: gguf_name for gguf_name, name in OUTER_TENSORS.items()}
     inner = {name: gguf_name for gguf_name, name in architecture.layer_tensors.items()}
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-    for path in sorted(checkpoint.glob("*.safetensors")):
-        for name, values in read_safetensors(path):
-            if not name.startswith("model.layers."):
-                yield outer[name], values, 0, 1
-                continue
-            _, _, layer, part = name.split(".", 3)
-            for projection, key in heads.items():
-                if projection in part and architecture.interleaved:
-                    values = rope_permutation(values, config[key])
-            expert = re.search(r"(?<=experts\.)\d+", part)
-            if expert is None:
-                yield f"blk.{layer}.{inner[part]}", values, 0, 1
-            else:
-                part = part.replace(f".{expert[0]}.", ".{}.")
-                count = config[architecture.num_experts]
-                yield f"blk.{layer}.{inner[part]}", values, int(expert[0]), count
+    for name, values in read_checkpoint(checkpoint):
+        if not name.startswith("model.layers."):
+            yield outer[name], values, 0, 1
+            continue
+        _, _, layer, part = name.split(".", 3)
+        for projection, key in heads.items():
+            if projection in part and architecture.interleaved:
+                values = rope_permutation(values, config[key])
+        expert = re.search(r"(?<=experts\.)\d+", part)
+        if expert is None:
+            yield f"blk.{layer}.{inner[part]}", values, 0, 1
+        else:
+            part = part.replace(f".{expert[0]}.", ".{}.")
+            count = config[architecture.num_experts]
+            yield f"blk.{layer}.{inner[part]}", values, int(expert[0]), count
 
 
 def write_metadata(
@@ -129,16 +137,24 @@ def main() -> None:
     checkpoint, out, type_name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     config = json.loads((checkpoint / "config.json").read_text())
     weight_type = gguf.GGMLQuantizationType[type_name]
-    name, architecture = architecture_of(config)
-    writer = gguf.GGUFWriter(out, name, use_temp_file=True)
+    tensors: Iterator[tuple[str, np.ndarray, int, int]]
+    if recurrent := recurrent_models.FAMILIES.get(config["model_type"]):
+        writer = gguf.GGUFWriter(out, recurrent.name, use_temp_file=True)
+        recurrent.write_metadata(writer, config)
+        found = recurrent.tensors(read_checkpoint(checkpoint), config)
+        tensors = ((name, values, 0, 1) for name, values in found)
+    else:
+        name, architecture = architecture_of(config)
+        writer = gguf.GGUFWriter(out, name, use_temp_file=True)
+        write_metadata(writer, architecture, config)
+        tensors = gguf_tensors(checkpoint, architecture, config)
     writer.add_file_type(
         gguf.LlamaFileType[f"MOSTLY_{type_name}" if type_name != "F32" else "ALL_F32"]
     )
-    write_metadata(writer, architecture, config)
     write_tokenizer(writer, checkpoint)
     experts: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-    for name, values, number, count in gguf_tensors(checkpoint, architecture, config):
-        plain = values.ndim == 1 or name.endswith(ROUTER)
+    for name, values, number, count in tensors:
+        plain = values.ndim == 1 or name.endswith((ROUTER, *recurrent_models.FP32_TENSORS))
         kind = gguf.GGMLQuantizationType.F32 if plain else weight_type
         data = gguf.quants.quantize(values, kind)
         if count > 1:

@@ -67,14 +67,15 @@ class LlamaCppEngine:
 
     def _use_context(self, sequences: int, tokens: int) -> None:
         """An empty cache with room for so many sequences; the context is kept while it fits."""
+        tokens = -(-tokens // 256) * 256
         if self.context_shape[0] != sequences or self.context_shape[1] < tokens:
             if self.context:
                 self.c.llama_free(self.context)
             tokens = tokens if sequences > 1 else max(tokens, self.context_tokens)
             params = self.c.llama_context_default_params()
-            # A cache for each sequence: n_ctx is the sum of them, each padded to 256 tokens.
+            # A cache for each sequence: n_ctx is the sum of them, each a multiple of 256 tokens.
             params.n_seq_max = sequences
-            params.n_ctx = sequences * (-(-tokens // 256) * 256)
+            params.n_ctx = sequences * tokens
             params.n_batch = BATCH_TOKENS
             params.n_threads = params.n_threads_batch = self.threads
             self.context = self.c.llama_init_from_model(self.model, params)
