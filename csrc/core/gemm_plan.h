@@ -51,11 +51,11 @@ struct GemmPlan {
 // equal size: with 24 and 8 instead of 16 and 16, products of 32 rows took 5 to 25 % longer (Zen
 // 5).
 constexpr int64_t kLeastItemRows = 24;
+constexpr int64_t kMostItemRows = 96;
 static inline int64_t item_rows(int64_t m, int64_t fitting, int64_t least = kLeastItemRows) {
   constexpr int64_t kTileRows = 12;  // a multiple of every target's tile
-  constexpr int64_t kMost = 96;
   const int64_t tiles = fitting / kTileRows * kTileRows;
-  const int64_t most = tiles < least ? least : tiles > kMost ? kMost : tiles;
+  const int64_t most = tiles < least ? least : tiles > kMostItemRows ? kMostItemRows : tiles;
   const int64_t equal = ceil_div(m, ceil_div(m, most));
   return round_up(equal, equal < least ? 4 : kTileRows);
 }

@@ -57,6 +57,7 @@ struct QuantLayout {
   int64_t n, k;
   int64_t group;  // channels that share a scale, 1 to k; the last group may be shorter
   CodeKind kind = CodeKind::kInteger;
+  int parts = 1;  // weights side by side, see kernels/epilogue.h
 
   CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(k, group); }
   CPU_BACKEND_MEMBER int64_t group_steps() const { return ceil_div(group, kStep); }
@@ -194,10 +195,7 @@ struct QuantGemmArgs {
   ConstData packed;
   const float* row_shift;     // [m] or null
   const float* column_shift;  // [n]
-  GemmEpilogue epilogue;      // of the type of c; not gated
-  Data c;
-  int64_t c_stride;
-  bool float_output;
+  GemmEpilogue epilogue;
 };
 
 }  // namespace cpu_backend

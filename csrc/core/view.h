@@ -344,7 +344,9 @@ struct UnpackArgs {
   int64_t k;
 };
 
-// What becomes of a product, in this order: bias, then one of residual, activation and gate.
+// What becomes of a product, in this order: bias, then one of residual, activation and gate; and
+// where it goes: c [m, n], or with a gate [m, n / 2], of the storage type or, without a gate, fp32:
+// logits are compared with each other, and rounding them makes ties.
 struct GemmEpilogue {
   ConstData bias;      // [n] or null
   ConstData residual;  // [m, n] or null; may be c
@@ -352,19 +354,18 @@ struct GemmEpilogue {
   bool activated;  // c = act(c)
   bool gated;      // c = act(first half of the columns) * second half; needs parts == 2
   Activation activation;
+  Data c;
+  int64_t c_stride;
+  bool float_output;
 };
 
-// c[m][n] = a[m][k] * weight^T, weight packed; all of the storage type, c also fp32: logits are
-// compared with each other, and rounding them makes ties.
+// c[m][n] = a[m][k] * weight^T, weight packed; all of the storage type.
 struct GemmArgs {
   ConstData a;
   int64_t a_stride;
   ConstData packed;
   int parts;  // as packed
-  Data c;
-  int64_t c_stride;
-  bool float_output;
-  int64_t m, n, k;
+  int64_t n, k;
   GemmEpilogue epilogue;
 };
 

@@ -1,10 +1,8 @@
-// Linear layers: c[m][n] = sum_k a[m][k] * weight[n][k], weight packed once at load; then bias,
-// residual or activation, plain or gated, while the result is in the cache.
+// Linear layers: c[m][n] = sum_k a[m][k] * weight[n][k], weight packed once at load; then what
+// kernels/epilogue.h describes.
 //
 // Packed    panels of kPanelWidth columns of n (see kernels/panel.h), one after the other; columns
 //           past n are zeros.  The storage type is the checkpoint's: fp32, bf16 or fp16.
-//           With `parts` = 2 (two weights stacked along n) panels alternate between the two, so
-//           that neighbours hold the same columns of both; results go to their natural columns.
 // Blocking  rows of a are widened to fp32 once for all panels, as deep as they fit L2; then each
 //           panel streams past them, widened in registers.  Widening a block of the panel into L1
 //           first (Goto and van de Geijn 2008) was tried and lost: the widening hides behind the
@@ -12,15 +10,12 @@
 //           short blocks interrupt the hardware's prefetching.
 // Shapes    any m, n, k >= 1.
 // Numerics  fp32 accumulation in chains of kChainLength in the order of k, whatever the blocks.
-//           Without residual and activation: bias added in fp32, one rounding, on store.  With
-//           one: what rounding the product on store and then running the separate op on the
-//           stored value gives, bit for bit but for the last places of a gated fp32 activation.
 // Threads   none: rows x panels given by the caller; scratch of gemm_scratch_floats() per thread.
 #pragma once
 
 #include "core/gemm_plan.h"
 #include "core/view.h"
-#include "kernels/activation.h"
+#include "kernels/epilogue.h"
 #include "kernels/panel.h"
 #include "kernels/panel_tiles.h"
 
@@ -30,18 +25,6 @@ namespace CPU_BACKEND_NAMESPACE {
 constexpr int64_t kProductFloats = 16384;
 
 constexpr int64_t gemm_scratch_floats() { return kActivationFloats + kProductFloats; }
-
-static inline int64_t panel_count(int64_t n, int parts) {
-  return parts * ceil_div(n / parts, kPanelWidth);
-}
-
-// The columns of n that a panel holds.
-static inline Slice panel_columns(int64_t n, int parts, int64_t panel) {
-  const int64_t part = n / parts;
-  const int64_t begin = panel / parts * kPanelWidth;
-  const int64_t end = begin + kPanelWidth < part ? begin + kPanelWidth : part;
-  return {panel % parts * part + begin, panel % parts * part + end};
-}
 
 // Rows of k that a packed panel is padded to, with zeros.
 #if defined(CPU_BACKEND_TILES)
@@ -95,91 +78,6 @@ void unpack_rows(const UnpackArgs& args, Slice rows) {
     const T* panel = static_cast<const T*>(args.packed) + args.ids[r] / kPanelWidth * elements;
     T* y = static_cast<T*>(args.y) + r * args.y_stride;
     for (int64_t k = 0; k < args.k; ++k) y[k] = panel[panel_offset<T>(k, column, kPanelWidth)];
-  }
-}
-
-// ---- epilogues -------------------------------------------------------------------------------
-
-// What is left of x after storing it as a T and loading it again.
-template <class T>
-CPU_BACKEND_INLINE Vec rounded(Vec x) {
-  T stored[kLanes];
-  store(stored, x);
-  return load(stored);
-}
-
-template <class T, class Out>
-void store_block_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
-                    int64_t columns, const float* block, int64_t block_stride) {
-  const T* bias = args.epilogue.bias ? static_cast<const T*>(args.epilogue.bias) + column : nullptr;
-  const Out* residual = static_cast<const Out*>(args.epilogue.residual);
-  for (int64_t r = 0; r < rows; ++r) {
-    Out* c = static_cast<Out*>(args.c) + (row + r) * args.c_stride + column;
-    const Out* add =
-        residual ? residual + (row + r) * args.epilogue.residual_stride + column : nullptr;
-    for_each_vector(columns, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      Vec v = load(block + r * block_stride + i);
-      if (bias) v = v + load_n(bias + i, n);
-      if (add) v = rounded<Out>(v) + load_n(add + i, n);
-      store_n(c + i, v, n);
-    });
-  }
-  if (args.epilogue.activated) {  // of what is stored, which is in L1
-    Out* c = static_cast<Out*>(args.c) + row * args.c_stride + column;
-    activation<Out>(
-        {c, args.c_stride, c, args.c_stride, columns, args.epilogue.activation, false, false},
-        {0, rows});
-  }
-}
-
-// block [rows][columns] to c, with all but a gate.
-template <class T>
-void store_block(const GemmArgs& args, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                 const float* block, int64_t block_stride) {
-  if (args.float_output) {
-    store_block_as<T, float>(args, row, rows, column, columns, block, block_stride);
-  } else {
-    store_block_as<T, T>(args, row, rows, column, columns, block, block_stride);
-  }
-}
-
-// c = act(gate) * up for one pair of panels, blocks [rows][kPanelWidth] one after the other.
-template <class T, Activation kKind>
-void store_gated_as(const GemmArgs& args, int64_t row, int64_t rows, int64_t column,
-                    int64_t columns, const float* block) {
-  const T* bias = static_cast<const T*>(args.epilogue.bias);
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* gate = block + r * kPanelWidth;
-    const float* up = gate + rows * kPanelWidth;
-    T* c = static_cast<T*>(args.c) + (row + r) * args.c_stride + column;
-    for_each_vector(columns, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      Vec g = load(gate + i);
-      Vec u = load(up + i);
-      if (bias) {
-        g = g + load_n(bias + column + i, n);
-        u = u + load_n(bias + args.n / 2 + column + i, n);
-      }
-      store_n(c + i, activate_and_multiply<kKind>(rounded<T>(g), rounded<T>(u)), n);
-    });
-  }
-}
-
-template <class T>
-void store_gated(const GemmArgs& args, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                 const float* block) {
-  switch (args.epilogue.activation) {
-    case Activation::kSilu:
-      return store_gated_as<T, Activation::kSilu>(args, row, rows, column, columns, block);
-    case Activation::kGelu:
-      return store_gated_as<T, Activation::kGelu>(args, row, rows, column, columns, block);
-    case Activation::kGeluTanh:
-      return store_gated_as<T, Activation::kGeluTanh>(args, row, rows, column, columns, block);
-    case Activation::kGeluQuick:
-      return store_gated_as<T, Activation::kGeluQuick>(args, row, rows, column, columns, block);
-    case Activation::kSigmoid:
-      return store_gated_as<T, Activation::kSigmoid>(args, row, rows, column, columns, block);
-    case Activation::kSwigluOai:
-      return store_gated_as<T, Activation::kSwigluOai>(args, row, rows, column, columns, block);
   }
 }
 
@@ -300,20 +198,6 @@ inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
 }
 #endif
 
-template <class T>
-void store_panels(const GemmArgs& args, int64_t row, int64_t rows, Slice panels, const float* c) {
-  const int64_t size = rows * kPanelWidth;
-  const int step = args.epilogue.gated ? 2 : 1;
-  for (int64_t p = panels.begin; p < panels.end; p += step, c += step * size) {
-    const Slice to = panel_columns(args.n, args.parts, p);
-    if (args.epilogue.gated) {
-      store_gated<T>(args, row, rows, to.begin, to.end - to.begin, c);
-    } else {
-      store_block<T>(args, row, rows, to.begin, to.end - to.begin, c, kPanelWidth);
-    }
-  }
-}
-
 // Rows that gemm_rows() allows, by panels.
 template <class T>
 void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
@@ -343,7 +227,7 @@ void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) 
         multiply_panels(step, end - q < at_once ? end - q : at_once);
       }
     }
-    store_panels<T>(args, rows.begin, step.rows, {p, end}, products);
+    store_panels<T>(args.epilogue, args.n, args.parts, rows.begin, step.rows, {p, end}, products);
   }
 }
 

@@ -31,6 +31,19 @@ namespace CPU_BACKEND_NAMESPACE {
 constexpr int kPanelVecs = 2;
 constexpr int kPanelWidth = kPanelVecs * kLanes;
 
+// A weight of n columns in `parts` equal parts, see kernels/epilogue.h.
+static inline int64_t panel_count(int64_t n, int parts) {
+  return parts * ceil_div(n / parts, kPanelWidth);
+}
+
+// The columns of n that a panel holds.
+static inline Slice panel_columns(int64_t n, int parts, int64_t panel) {
+  const int64_t part = n / parts;
+  const int64_t begin = panel / parts * kPanelWidth;
+  const int64_t end = begin + kPanelWidth < part ? begin + kPanelWidth : part;
+  return {panel % parts * part + begin, panel % parts * part + end};
+}
+
 // Numbers in a word.
 template <class T>
 constexpr int kPerWord = 1;

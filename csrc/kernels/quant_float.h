@@ -7,7 +7,7 @@
 //           added in fp32 in the order of k.  Activations stay as they are, also where the
 //           checkpoint was made for fp8 ones.
 // Registers one to three rows decode the codes where they multiply; from four rows on a segment is
-//           decoded once into `scratch`, for all rows of the block.
+//           decoded once into `decoded`, for all rows of the block.
 // Threads   none, as in kernels/quant_gemm.h, which calls this.
 #pragma once
 
@@ -22,9 +22,7 @@ constexpr int64_t kFloatRows = 48;  // rows that share a decoded segment
 constexpr int64_t kDecodeFrom = 4;  // decoding costs as much as two rows' products
 constexpr int64_t kFloatSegment = QuantLayout::kStep * QuantLayout::kSegmentSteps;
 
-constexpr int64_t float_scratch_floats() {
-  return kFloatRows * kPanelWidth + kFloatSegment * kPanelWidth;
-}
+constexpr int64_t float_scratch_floats() { return kFloatSegment * kPanelWidth; }
 
 // block[kRows][kPanelWidth] += scale * product of `channels` channels, already decoded or not.
 template <class Code, int kRows>
@@ -58,17 +56,16 @@ CPU_BACKEND_INLINE void float_rows(int64_t rows, const float* a, int64_t a_strid
   }
 }
 
-// Up to kFloatRows rows of one panel; `scratch` begins with them.
+// Up to kFloatRows rows of one panel into block[rows][kPanelWidth].
 static inline void float_block(const QuantGemmArgs& args, int64_t row, int64_t rows,
-                               const char* panel, float* scratch) {
+                               const char* panel, float* block, float* decoded) {
   const QuantLayout& layout = args.layout;
   const int64_t row_bytes = quant_row_bytes(layout);
   const int64_t a_stride = row_bytes / 4;
   const float* a =
       reinterpret_cast<const float*>(static_cast<const char*>(args.rows.data) + row * row_bytes);
-  float* decoded = scratch + kFloatRows * kPanelWidth;
   const bool decode = rows >= kDecodeFrom;
-  for (int64_t i = 0; i < rows * kPanelVecs; ++i) store(scratch + i * kLanes, Vec{});
+  for (int64_t i = 0; i < rows * kPanelVecs; ++i) store(block + i * kLanes, Vec{});
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
     Vec scale[kPanelVecs];
@@ -84,9 +81,9 @@ static inline void float_block(const QuantGemmArgs& args, int64_t row, int64_t r
       }
       for (int64_t r = 0; r < rows; r += kMaxRows) {
         const int64_t count = rows - r < kMaxRows ? rows - r : kMaxRows;
-        float* block = scratch + r * kPanelWidth;
-        decode ? float_rows(count, a + r * a_stride, a_stride, decoded, now, scale, block)
-               : float_rows(count, a + r * a_stride, a_stride, codes, now, scale, block);
+        float* at = block + r * kPanelWidth;
+        decode ? float_rows(count, a + r * a_stride, a_stride, decoded, now, scale, at)
+               : float_rows(count, a + r * a_stride, a_stride, codes, now, scale, at);
       }
       a += now;
       codes += now * kPanelWidth;

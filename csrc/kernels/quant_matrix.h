@@ -15,8 +15,8 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-// Results, and sums of both planes.
-constexpr int64_t kMatrixFloats = kHasTiles ? 3 * kMatrixRows * kPanelWidth : 0;
+// Sums of both planes.
+constexpr int64_t kMatrixFloats = kHasTiles ? 2 * kMatrixRows * kPanelWidth : 0;
 
 #if defined(CPU_BACKEND_TILES)
 
@@ -27,14 +27,14 @@ class MatrixTile {
  public:
   static constexpr bool kMayExpand = true;
 
-  MatrixTile(const QuantLayout& layout, int64_t rows, float* block)
+  MatrixTile(const QuantLayout& layout, int64_t rows, float* block, float* scratch)
       : rows_(rows),
         lefts_(ceil_div(rows, kTileRows)),
         left_rows_(ceil_div(rows, lefts_)),
         part_(matrix_steps(layout)),
         tiles_(left_rows_, kColumnsOfTile, kStepQuads * part_),
         results_(block),
-        sums_(reinterpret_cast<char*>(block + kMatrixRows * kPanelWidth)) {
+        sums_(reinterpret_cast<char*>(scratch)) {
     for (int64_t i = 0; i < rows * kPanelWidth; i += kLanes) store(block + i, Vec{});
   }
 

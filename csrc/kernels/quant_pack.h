@@ -5,7 +5,8 @@
 // compressed-tensors and GGUF's linear blocks all convert into it at load, without loss: 2- and
 // 3-bit codes become 4-bit ones, 5 to 7 bits become 8, int8 is shifted by 128.
 //
-// Panel    kPanelWidth columns; columns past n have scale 0.  Per group, in this order:
+// Panel    kPanelWidth columns; columns past n have scale 0; of two parts, panels of each in turn
+//          (kernels/epilogue.h).  Per group, in this order:
 //            scales [kPanelWidth] of scale_type
 //            zeros  [kPanelWidth] of scale_type, with kPoint and kOffset
 //            codes  [steps][words][kPanelWidth], a step being 8 channels; kLevels: before every
@@ -67,7 +68,7 @@ static inline int64_t panel_bytes(const QuantLayout& layout) {
 // read too much meets activations of zero.
 constexpr int64_t kReadPast = kHasTiles ? (kMatrixSteps - 1) * 4 * step_words(8) * kPanelWidth : 0;
 static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
-  return ceil_div(layout.n, kPanelWidth) * panel_bytes(layout) + kReadPast;
+  return panel_count(layout.n, layout.parts) * panel_bytes(layout) + kReadPast;
 }
 
 // A group's row of scales or zeros, one vector of it, in fp32.
@@ -144,8 +145,9 @@ template <CodeOrder kOrder, int kBits>
 void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
   const QuantLayout& layout = args.layout;
   const uint32_t mask = (1u << layout.bits) - 1u;
-  const int64_t column = panel * kPanelWidth;
-  const int64_t columns = layout.n - column < kPanelWidth ? layout.n - column : kPanelWidth;
+  const Slice own = panel_columns(layout.n, layout.parts, panel);
+  const int64_t column = own.begin;
+  const int64_t columns = own.end - own.begin;
   char* at = static_cast<char*>(args.packed) + panel * panel_bytes(layout);
   for (int64_t g = 0; g < layout.groups(); ++g) {
     pack_row(layout.scale_type, args.scales,
@@ -183,7 +185,7 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
       }
     }
   }
-  if (column + kPanelWidth >= layout.n) __builtin_memset(at, 0, kReadPast);
+  if (panel + 1 == panel_count(layout.n, layout.parts)) __builtin_memset(at, 0, kReadPast);
 }
 
 template <CodeOrder kOrder, int kBits>

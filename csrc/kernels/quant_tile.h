@@ -296,7 +296,7 @@ class RegisterTile {
  public:
   static constexpr bool kMayExpand = kBits == 8 && kPanels == 1;
 
-  CPU_BACKEND_INLINE RegisterTile(const QuantLayout&, int64_t, float*) {}
+  CPU_BACKEND_INLINE RegisterTile(const QuantLayout&, int64_t, float*, float*) {}
 
   static constexpr int64_t rows(int64_t) { return kRows; }
   CPU_BACKEND_INLINE int64_t code_bytes(int64_t steps) const {

@@ -65,7 +65,8 @@ struct ExpertProducts {
     product.rows =
         static_cast<char*>(common.rows) + used.rows.begin * product_row_bytes(*product.weight);
     product.rows_stride = padded_depth(product.weight->k);
-    product.c = static_cast<char*>(common.c) + used.rows.begin * common.c_stride * element_bytes;
+    product.epilogue.c = static_cast<char*>(common.epilogue.c) +
+                         used.rows.begin * common.epilogue.c_stride * element_bytes;
     product.epilogue.bias = bias ? bias + used.expert * bias_bytes : nullptr;
     return product;
   }
@@ -102,7 +103,6 @@ struct Mixture {
       if (begin < end) f(used, Slice{begin, end});
     }
   }
-  int64_t rows() const { return static_cast<int64_t>(plan.pairs.size()); }
 };
 
 }  // namespace
@@ -138,17 +138,13 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   first.set_bias(gate_up_bias, x);
   second.set_bias(down_bias, x);
 
-  // A float product activates what it has just computed; others are activated row by row.
-  const bool gated = !first.weights[0]->quantized;
   for (const PackedLinear* weight : first.weights)
-    TORCH_CHECK_VALUE(!gated || weight->parts == 2,
-                      "gate and up projections must be packed in 2 parts.");
+    TORCH_CHECK_VALUE(weight->parts == 2, "gate and up projections must be packed in 2 parts.");
   const auto buffer = [&](int64_t row_bytes) { return at::empty({pairs, row_bytes}, at::kByte); };
   const bool quantized_down = second.weights[0]->quantized != nullptr;
   const int64_t hidden_stride = padded_depth(intermediate);
   const int64_t hidden_bytes = hidden_stride * x.element_size();
   const at::Tensor rows = buffer(product_row_bytes(*first.weights[0]));
-  const at::Tensor halves = buffer(gated ? 0 : 2 * intermediate * x.element_size());
   const at::Tensor hidden = buffer(hidden_bytes);
   const at::Tensor down_rows =
       quantized_down ? buffer(product_row_bytes(*second.weights[0])) : hidden;
@@ -156,13 +152,13 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
 
   first.common.dtype = second.common.dtype = dtype;
   first.common.rows = rows.data_ptr();
-  first.common.c = gated ? hidden.data_ptr() : halves.data_ptr();
-  first.common.c_stride = gated ? hidden_stride : 2 * intermediate;
-  first.common.epilogue.gated = gated;
+  first.common.epilogue.c = hidden.data_ptr();
+  first.common.epilogue.c_stride = hidden_stride;
+  first.common.epilogue.gated = true;
   first.common.epilogue.activation = kind;
   second.common.rows = down_rows.data_ptr();
-  second.common.c = results.data_ptr();
-  second.common.c_stride = in.size;
+  second.common.epilogue.c = results.data_ptr();
+  second.common.epilogue.c_stride = in.size;
 
   if (StepRecording* recording = StepRecording::current()) recording->keep(shared);
   parallel_slices(
@@ -185,21 +181,9 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
       [=] { return mixture->gate_up.items.count(); }, first.scratch_floats(),
       [=](int64_t item, float* scratch) { mixture->run(mixture->gate_up, item, scratch); });
 
-  if (!gated || quantized_down) {
-    const ActivationArgs args{halves.const_data_ptr(),
-                              2 * intermediate,
-                              hidden.data_ptr(),
-                              hidden_stride,
-                              intermediate,
-                              kind,
-                              true,
-                              false};
-    parallel_slices(pairs, row_grain(8 * intermediate),
+  if (quantized_down) {
+    parallel_slices(pairs, row_grain(intermediate),
                     [=, from = static_cast<const char*>(hidden.const_data_ptr())](Slice slice) {
-                      slice.end = std::min(slice.end, mixture->rows());
-                      if (!gated && slice.begin < slice.end)
-                        kernels().activation(dtype, args, slice);
-                      if (!quantized_down) return;
                       mixture->for_each_expert(slice, [&](const ExpertRows& used, Slice own) {
                         const Product product = mixture->down.product(used, mixture->element_bytes);
                         const int64_t first_row = used.rows.begin;

@@ -460,7 +460,7 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.def(
       "pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, "
       "Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, "
-      "float static_scale, int static_zero) -> int");
+      "float static_scale, int static_zero, int parts) -> int");
   m.impl("pack_quantized", torch::dispatch(c10::DispatchKey::CPU, pack_quantized));
   m.def(
       "quantize_weight(Tensor weight, int bits, int group) -> (Tensor codes, Tensor scales, "

@@ -15,14 +15,18 @@ const PackedLinear& packed_linear(int64_t handle) {
   return *reinterpret_cast<const PackedLinear*>(handle);
 }
 
+void check_parts(int64_t n, int64_t parts) {
+  TORCH_CHECK_VALUE(parts >= 1 && parts <= 2 && n % parts == 0, n,
+                    " output features cannot be packed in ", parts, " equal parts.");
+}
+
 namespace {
 
 int64_t pack(const at::Tensor& weight, int64_t n, int64_t k, int64_t n_stride, int64_t k_stride,
              int64_t parts) {
   TORCH_CHECK_VALUE(n > 0 && k > 0, "a linear weight must have rows and columns, this one is ",
                     weight.sizes(), ".");
-  TORCH_CHECK_VALUE(parts >= 1 && parts <= 2 && n % parts == 0, n,
-                    " output features cannot be packed in ", parts, " equal parts.");
+  check_parts(n, parts);
   const DType dtype = dtype_of(weight, "weight");
   const KernelTable& table = kernels();
   auto linear = std::make_unique<PackedLinear>();
@@ -67,18 +71,16 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
     epilogue.bias = bias->const_data_ptr();
   }
   if (m == 0) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(!weight.quantized || !epilogue.gated,
-                              "a quantized weight takes no gate.");
   Product product{};
   product.weight = &weight;
   product.dtype = dtype_of(a, "input");
   product.m = m;
   product.rows = a.data_ptr();
   product.rows_stride = a.stride(0);
-  product.c = out.data;
-  product.c_stride = out.stride;
-  product.float_output = float_output;
   product.epilogue = epilogue;
+  product.epilogue.c = out.data;
+  product.epilogue.c_stride = out.stride;
+  product.epilogue.float_output = float_output;
   at::Tensor taken;
   if (weight.quantized || kernels().rows_collide(product.dtype, m, product.rows_stride)) {
     taken = at::empty({m, product_row_bytes(weight)}, at::kByte);
@@ -199,8 +201,8 @@ void linear_heads(at::Tensor& out, const at::Tensor& x, at::IntArrayRef handles)
   common.m = x.size(0);
   common.rows = x.data_ptr();
   common.rows_stride = x.stride(0);
-  common.c = out.data_ptr();
-  common.c_stride = out.stride(0);
+  common.epilogue.c = out.data_ptr();
+  common.epilogue.c_stride = out.stride(0);
   if (common.m == 0) return;
   // Heads share the threads, so each is cut for its share of them.
   const GemmPlan plan = common.plan(ceil_div(at::get_num_threads(), heads));
@@ -212,7 +214,7 @@ void linear_heads(at::Tensor& out, const at::Tensor& x, at::IntArrayRef handles)
                    Product product = common;
                    product.weight = weight_of[head];
                    product.rows = static_cast<char*>(common.rows) + head * row_bytes;
-                   product.c = static_cast<char*>(common.c) + head * c_bytes;
+                   product.epilogue.c = static_cast<char*>(common.epilogue.c) + head * c_bytes;
                    product.run(plan, item % plan.items(), scratch);
                  });
 }

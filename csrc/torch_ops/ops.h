@@ -59,7 +59,8 @@ void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
                        int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
                        const std::string& zero_kind, const OptionalTensor& channels, int64_t group,
-                       const std::string& activations, double static_scale, int64_t static_zero);
+                       const std::string& activations, double static_scale, int64_t static_zero,
+                       int64_t parts);
 std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at::Tensor& weight,
                                                                        int64_t bits, int64_t group);
 int64_t packed_bytes(int64_t handle);

@@ -23,10 +23,13 @@ struct PackedLinear {
   at::Tensor packed;
   at::ScalarType dtype;  // of the storage; activations have the same unless it is quantized
   int64_t n, k;
-  int parts = 1;  // weights side by side, see kernels/gemm.h
+  int parts = 1;  // weights side by side, see kernels/epilogue.h
   std::unique_ptr<QuantizedWeight> quantized;
 };
 
 const PackedLinear& packed_linear(int64_t handle);
+
+// Raises ValueError unless n output features have so many equal parts, 1 or 2.
+void check_parts(int64_t n, int64_t parts);
 
 }  // namespace cpu_backend

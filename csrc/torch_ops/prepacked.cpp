@@ -49,39 +49,40 @@ std::vector<at::Tensor> listed(const OptionalTensor& tensor) {
 
 int64_t pack_codes(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
                    int64_t k, const at::Tensor& scales, const OptionalTensor& zeros, int64_t group,
-                   const std::string& activations) {
+                   const std::string& activations, int64_t parts) {
   return pack_quantized(codes, order, bits, add, k, scales, zeros, zeros ? "point" : "",
-                        std::nullopt, group, activations, 1.0, 0);
+                        std::nullopt, group, activations, 1.0, 0, parts);
 }
 
 // int8 codes; scales: one, or one per row.  Activations become int8 per row.
-int64_t pack_int8(const at::Tensor& codes, const at::Tensor& scales) {
+int64_t pack_int8(const at::Tensor& codes, const at::Tensor& scales, int64_t parts) {
   const int64_t n = codes.size(0), k = codes.size(1);
   TORCH_CHECK_VALUE(scales.numel() == 1 || scales.numel() == n, "weight scales have shape ",
                     scales.sizes(), ", expected one, or one per row of ", n, ".");
   return pack_codes(codes, "bytes", 8, 128, k,
                     scales.to(at::kFloat).reshape({1, -1}).expand({1, n}), std::nullopt, k,
-                    "int8_token");
+                    "int8_token", parts);
 }
 
 // e4m3 codes; scales [n / block[0], k / block[1]], rounded up.
-int64_t pack_fp8(const at::Tensor& codes, const at::Tensor& scales, at::IntArrayRef block) {
+int64_t pack_fp8(const at::Tensor& codes, const at::Tensor& scales, at::IntArrayRef block,
+                 int64_t parts) {
   const int64_t n = codes.size(0), k = codes.size(1);
   TORCH_CHECK_VALUE(block.size() == 2 && block[0] > 0 && block[1] > 0,
                     "block_size is two positive numbers, not ", block, ".");
   check_shape(scales, {ceil_div(n, block[0]), ceil_div(k, block[1])}, "scales of the blocks");
   const at::Tensor rows = scales.to(at::kFloat).repeat_interleave(block[0], 0).slice(0, 0, n);
-  return pack_codes(codes, "bytes", 8, 0, k, rows.t(), std::nullopt, std::min(block[1], k),
-                    "float");
+  return pack_codes(codes, "bytes", 8, 0, k, rows.t(), std::nullopt, std::min(block[1], k), "float",
+                    parts);
 }
 
 // e2m1 codes in pairs, uint8 [n, k / 2], the first one low; scales e8m0 as uint8 [n, k / 32].
-int64_t pack_mxfp4(const at::Tensor& pairs, const at::Tensor& scales) {
+int64_t pack_mxfp4(const at::Tensor& pairs, const at::Tensor& scales, int64_t parts) {
   const int64_t k = 2 * pairs.size(1);
   // Codes stand for twice their numbers (core/quant.h).
   const at::Tensor halves = at::exp2(scales.to(at::kFloat) - 128).to(at::kBFloat16);
   return pack_codes(pairs.view(at::kFloat4_e2m1fn_x2), "pairs_of_k", 4, 0, k, halves.t(),
-                    std::nullopt, std::min<int64_t>(32, k), "int16");
+                    std::nullopt, std::min<int64_t>(32, k), "int16", parts);
 }
 
 // Columns of int32 words of eight 4-bit codes each, [..., n / 8], as int32 [..., n].
@@ -179,10 +180,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convert_weight_packed_scale_zp(
   const at::Tensor points = zeros.to(scales.scalar_type());
   at::Tensor packed = ConvertedWeight::make(weight);
   ConvertedWeight::of(packed).packed({}, [&](const at::Tensor& words, int64_t i) {
+    // Of experts, which may be gates and ups; to others two parts are the same weight.
     const bool several = weight.dim() == 3;
     return pack_codes(awq ? words : words.t(), awq ? "words_of_n_awq" : "words_of_k", 4, 0, k,
                       several ? scales[i] : scales, several ? points[i] : points, k / groups,
-                      "int8");
+                      "int8", several ? 2 : 1);
   });
   return {packed, column_blocks(zeros.to(at::kChar)), column_blocks(scales.to(at::kFloat))};
 }
@@ -198,7 +200,7 @@ std::tuple<at::Tensor, at::Tensor> float8_linear_prepack(const at::Tensor& weigh
   const int64_t n = weight.size(0), k = weight.size(1), groups = scales.size(1);
   at::Tensor packed = ConvertedWeight::make(weight);
   ConvertedWeight::of(packed).packed({}, [&](const at::Tensor& codes, int64_t) {
-    return pack_fp8(codes, scales, {1, k / groups});
+    return pack_fp8(codes, scales, {1, k / groups}, 1);
   });
   return {packed.view({n / 32, groups, k / groups, 32}), column_blocks(scales.to(at::kFloat).t())};
 }
@@ -229,8 +231,9 @@ void bmm(at::Tensor& out, const at::Tensor& mat1, const at::Tensor& mat2, bool i
 at::Tensor int8_scaled_mm_with_quant(const at::Tensor& mat1, const at::Tensor& mat2,
                                      const at::Tensor& scales2, const OptionalTensor& bias,
                                      at::ScalarType out_dtype, bool is_vnni) {
-  const Layers layers(mat2, is_vnni, scales2,
-                      [&](const at::Tensor& codes, int64_t) { return pack_int8(codes, scales2); });
+  const Layers layers(mat2, is_vnni, scales2, [&](const at::Tensor& codes, int64_t) {
+    return pack_int8(codes, scales2, 1);
+  });
   return product(mat1, layers.only(), bias, out_dtype);
 }
 
@@ -238,7 +241,7 @@ at::Tensor fp8_scaled_mm(const at::Tensor& mat1, const at::Tensor& mat2, const a
                          at::IntArrayRef block_size, const OptionalTensor& bias,
                          at::ScalarType out_dtype, bool is_vnni) {
   const Layers layers(mat2, is_vnni, scales2, [&](const at::Tensor& codes, int64_t) {
-    return pack_fp8(codes, scales2, block_size);
+    return pack_fp8(codes, scales2, block_size, 1);
   });
   return product(mat1, layers.only(), bias, out_dtype);
 }
@@ -272,7 +275,7 @@ void gemm_wna16(const at::Tensor& input, const at::Tensor& q_weight, at::Tensor&
   OptionalTensor points;
   if (zeros) points = unpacked_columns(*zeros, false).to(scales.scalar_type());
   const Layers layers(words, false, {}, [&](const at::Tensor& codes, int64_t) {
-    return pack_codes(codes, "words_of_n", 4, 0, k, scales, points, k / scales.size(0), "int16");
+    return pack_codes(codes, "words_of_n", 4, 0, k, scales, points, k / scales.size(0), "int16", 1);
   });
   product_into(output, input, layers.only(), bias);
 }
@@ -321,12 +324,12 @@ void fused_experts(at::Tensor& out, const at::Tensor& hidden_states, const at::T
       if (method == kUnquantized) return pack_linear(rows(matrix), parts);
       if (method == kInt4) return not_packed_so(matrix, i);
       const at::Tensor scale = needed(scales, name)[i];
-      if (method == kInt8) return pack_int8(rows(matrix), rows(scale.reshape({-1})));
-      if (method == kMxfp4) return pack_mxfp4(rows(matrix), rows(scale));
+      if (method == kInt8) return pack_int8(rows(matrix), rows(scale.reshape({-1})), parts);
+      if (method == kMxfp4) return pack_mxfp4(rows(matrix), rows(scale), parts);
       TORCH_CHECK_VALUE(block_size, "block_size is missing, which fp8 experts need.");
       TORCH_CHECK_NOT_IMPLEMENTED(!gating.in_turns,
                                   "fp8 blocks of gates and ups in turns are not supported.");
-      return pack_fp8(matrix, scale, *block_size);
+      return pack_fp8(matrix, scale, *block_size, parts);
     };
   };
   // int4 weights were packed with their scales.

@@ -82,16 +82,12 @@ void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
                              weight->packed.const_data_ptr(),
                              row_shift,
                              column_shift,
-                             epilogue,
-                             c,
-                             c_stride,
-                             float_output};
+                             epilogue};
     return kernels().quant_gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
   }
   const GemmArgs args{rows,          rows_stride, weight->packed.const_data_ptr(),
-                      weight->parts, c,           c_stride,
-                      float_output,  m,           weight->n,
-                      weight->k,     epilogue};
+                      weight->parts, weight->n,   weight->k,
+                      epilogue};
   kernels().gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
 }
 

@@ -17,10 +17,7 @@ struct Product {
   int64_t m;
   void* rows;           // [m, k] activations; of a quantized weight, take_rows() fills it
   int64_t rows_stride;  // not of a quantized weight
-  void* c;
-  int64_t c_stride;
-  bool float_output;
-  GemmEpilogue epilogue;  // of a quantized weight: not gated
+  GemmEpilogue epilogue;
   const float* row_shift;
   const float* column_shift;
 

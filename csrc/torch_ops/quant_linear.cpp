@@ -133,11 +133,13 @@ int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
   linear->dtype = scales.scalar_type();
   linear->n = layout.n;
   linear->k = in_features;
+  linear->parts = layout.parts;
   args.scales = scales.const_data_ptr();
   args.scale_group_stride = scales.stride(0);
   args.scale_n_stride = scales.stride(1);
   args.packed = linear->packed.data_ptr();
-  parallel_slices(ceil_div(layout.n, table.panel_width), row_grain(layout.k * table.panel_width),
+  parallel_slices(table.panel_count(layout.n, layout.parts),
+                  row_grain(layout.k * table.panel_width),
                   [&](Slice panels) { table.pack_quant(args, panels); });
   linear->quantized = std::move(quantized);
   return reinterpret_cast<int64_t>(linear.release());
@@ -148,7 +150,8 @@ int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
                        int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
                        const std::string& zero_kind, const OptionalTensor& channels, int64_t group,
-                       const std::string& activations, double static_scale, int64_t static_zero) {
+                       const std::string& activations, double static_scale, int64_t static_zero,
+                       int64_t parts) {
   TORCH_CHECK_VALUE(bits >= 2 && bits <= 8, "codes of ", bits, " bits are not supported: 2 to 8.");
   TORCH_CHECK_VALUE(scales.dim() == 2 && scales.numel() > 0,
                     "scales must be a matrix [groups, out_features], they are ", scales.sizes(),
@@ -161,6 +164,8 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
   layout.activations = activations_of(activations);
   layout.n = scales.size(1);
   layout.k = channels ? channels->numel() : in_features;
+  check_parts(layout.n, parts);
+  layout.parts = static_cast<int>(parts);
   TORCH_CHECK_VALUE(in_features >= 1 && layout.k >= 1, "a weight needs at least one channel.");
   TORCH_CHECK_VALUE(group >= 1 && group <= layout.k, "a group of ", group, " channels of ",
                     layout.k, " is not possible.");
@@ -305,8 +310,8 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
   product.dtype = dtype_of(c, "output");
   product.m = m;
   product.rows = rows.data_ptr();
-  product.c = out.data;
-  product.c_stride = out.stride;
+  product.epilogue.c = out.data;
+  product.epilogue.c_stride = out.stride;
   product.epilogue.bias = bias ? bias->const_data_ptr() : nullptr;
   const QuantGivenArgs given{quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
                              scales,           a_scales.numel() == 1 ? 0 : 1, product.quant_rows()};

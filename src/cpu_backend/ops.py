@@ -408,6 +408,7 @@ class QuantizedLinear(PackedLinear):
         groups: GroupScales,
         in_features: int,
         activations: Activations = Activations(),
+        parts: int = 1,
         float_output: bool = False,
     ) -> None:
         handle = torch.ops.cpu_backend.pack_quantized(
@@ -424,14 +425,15 @@ class QuantizedLinear(PackedLinear):
             activations.kind,
             activations.scale,
             activations.zero,
+            parts,
         )
-        self._own(handle, groups.scales.shape[1], float_output)
+        self._own(handle, groups.scales.shape[1], float_output, parts)
 
 
 class Experts(products.Experts):
     """The gated feed-forward networks of a mixture of experts.
 
-    gate_up  per expert [2 * intermediate, hidden], the gate first; unquantized ones in 2 parts
+    gate_up  per expert [2 * intermediate, hidden], the gate first, in 2 parts
     down     per expert [hidden, intermediate]
     Weights of each list have one shape and one kind; ``activation`` is silu, gelu or gelu_tanh.
     """

@@ -95,7 +95,9 @@ struct QuantProblem {
     return channels.empty() ? k : channels[static_cast<size_t>(k)];
   }
   const int32_t* channel_list() const { return channels.empty() ? nullptr : channels.data(); }
-  int64_t panels(const KernelTable& table) const { return ceil_div(layout.n, table.panel_width); }
+  int64_t panels(const KernelTable& table) const {
+    return table.panel_count(layout.n, layout.parts);
+  }
 
   // What the weight adds up to without its scale: code - zero, and 0 where it has no channel.
   double weight(int64_t column, int64_t k) const {
@@ -172,9 +174,9 @@ struct QuantProblem {
     args.rows = rows.rows;
     args.packed = packed.data();
     args.epilogue.bias = with_bias ? bias.data() : nullptr;
-    args.c = c.data();
-    args.c_stride = c.stride();
-    args.float_output = c.type() != type;
+    args.epilogue.c = c.data();
+    args.epilogue.c_stride = c.stride();
+    args.epilogue.float_output = c.type() != type;
     return args;
   }
 
@@ -244,5 +246,33 @@ struct QuantProblem {
     }
   }
 };
+
+inline bool may_have_levels(int bits, int64_t k, int64_t group) {
+  return bits == 4 && group <= 128 && (group == k || group % QuantLayout::kLevelChannels == 0);
+}
+
+inline std::string label_of(const QuantProblem& problem) {
+  const QuantLayout& layout = problem.layout;
+  return format(
+      "%s, %d bits, zero %s, %s scales, %s activations, m %lld n %lld k %lld group %lld%s",
+      name_of(problem.type), layout.bits, name_of(layout.zero), name_of(layout.scale_type),
+      name_of(layout.activations), static_cast<long long>(problem.m),
+      static_cast<long long>(layout.n), static_cast<long long>(layout.k),
+      static_cast<long long>(layout.group), problem.channels.empty() ? "" : " act-order");
+}
+
+// All rows and panels, in items of `tiles` tiles by `panel_step` panels.
+inline void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_t tiles,
+                int64_t panel_step) {
+  const int64_t m = args.rows.m;
+  const int64_t row_step = tiles * args.rows.tile_rows;
+  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(args.layout));
+  const int64_t panels = table.panel_count(args.layout.n, args.layout.parts);
+  for (int64_t r = 0; r < m; r += row_step)
+    for (int64_t p = 0; p < panels; p += panel_step)
+      table.quant_gemm(type, args, {r, std::min(r + row_step, m)},
+                       {p, std::min(p + panel_step, panels)}, static_cast<float*>(scratch.data()));
+  scratch.check_guards("quant scratch");
+}
 
 }  // namespace cpu_backend::test

@@ -55,13 +55,12 @@ struct Problem {
     args.a_stride = a.stride();
     args.packed = packed.data();
     args.parts = parts;
-    args.c = c.data();
-    args.c_stride = c.stride();
-    args.float_output = c.type() != type;
-    args.m = m;
     args.n = n;
     args.k = k;
     args.epilogue.bias = with_bias ? bias.data() : nullptr;
+    args.epilogue.c = c.data();
+    args.epilogue.c_stride = c.stride();
+    args.epilogue.float_output = c.type() != type;
     return args;
   }
 

@@ -9,33 +9,6 @@ constexpr Activations kActivations[] = {Activations::kInt16,      Activations::k
                                         Activations::kInt8Static, Activations::kInt8StaticAzp};
 constexpr ZeroKind kZeros[] = {ZeroKind::kMiddle, ZeroKind::kPoint, ZeroKind::kOffset};
 
-bool may_have_levels(int bits, int64_t k, int64_t group) {
-  return bits == 4 && group <= 128 && (group == k || group % QuantLayout::kLevelChannels == 0);
-}
-
-std::string label_of(const QuantProblem& problem) {
-  const QuantLayout& layout = problem.layout;
-  return format(
-      "%s, %d bits, zero %s, %s scales, %s activations, m %lld n %lld k %lld group %lld%s",
-      name_of(problem.type), layout.bits, name_of(layout.zero), name_of(layout.scale_type),
-      name_of(layout.activations), static_cast<long long>(problem.m),
-      static_cast<long long>(layout.n), static_cast<long long>(layout.k),
-      static_cast<long long>(layout.group), problem.channels.empty() ? "" : " act-order");
-}
-
-void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_t tiles,
-         int64_t panel_step) {
-  const int64_t m = args.rows.m;
-  const int64_t row_step = tiles * args.rows.tile_rows;
-  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(args.layout));
-  const int64_t panels = ceil_div(args.layout.n, table.panel_width);
-  for (int64_t r = 0; r < m; r += row_step)
-    for (int64_t p = 0; p < panels; p += panel_step)
-      table.quant_gemm(type, args, {r, std::min(r + row_step, m)},
-                       {p, std::min(p + panel_step, panels)}, static_cast<float*>(scratch.data()));
-  scratch.check_guards("quant scratch");
-}
-
 // Every output against the sum of exact integer products, one per segment: each is scaled with two
 // roundings and added with one.
 void check_product(const KernelTable& table, const QuantProblem& problem, int64_t tile_rows,

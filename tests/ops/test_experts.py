@@ -35,8 +35,8 @@ GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 Pack = Callable[[torch.Tensor, int], PackedLinear]
 PACKS: dict[str, Pack] = {
     "float": lambda weight, parts: PackedLinear(weight, parts=parts),
-    "int8": lambda weight, parts: pack_int8(weight),
-    "int4": lambda weight, parts: pack_int4(weight),
+    "int8": pack_int8,
+    "int4": pack_int4,
 }
 
 
@@ -221,13 +221,15 @@ def test_wrong_arguments_are_named(seeded: torch.Generator) -> None:
     out = torch.empty_like(x)
     with pytest.raises(ValueError, match="packed in 2 parts"):
         Experts([PackedLinear(both)], [PackedLinear(down)], "silu")(out, x, weights, ids * 0)
+    with pytest.raises(ValueError, match="packed in 2 parts"):
+        Experts([pack_int8(both)], [PackedLinear(down)], "silu")(out, x, weights, ids * 0)
     packed = PackedLinear(both, parts=2)
     with pytest.raises(ValueError, match="1 gate and up projections do not fit 2"):
         Experts([packed], [PackedLinear(down)] * 2, "silu")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="the down projection of an expert is"):
         Experts([packed] * 2, [PackedLinear(down), packed], "silu")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="must be quantized alike"):
-        Experts([packed, pack_int8(both)], [PackedLinear(down)] * 2, "silu")(
+        Experts([packed, pack_int8(both, 2)], [PackedLinear(down)] * 2, "silu")(
             out, x, weights, ids * 0
         )
     with pytest.raises(ValueError, match="activation 'relu' is unknown"):

@@ -12,8 +12,9 @@ from vllm.model_executor import parameter
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.reader import BLOCK_TYPES, BlockType
+from cpu_backend.host.bases import MergedColumnParallelLinear
 from cpu_backend.layers.quantization import gguf
-from cpu_backend.layers.quantization.gguf import BlocksParameter, CpuGgufMethod
+from cpu_backend.layers.quantization.gguf import BlocksParameter, CpuGgufMethod, SideBySide
 from tests.ops.test_gguf_blocks import random_blocks, reference
 from tests.ops.test_quant_linear import assert_as_good_as_bf16
 
@@ -28,9 +29,17 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return int(request.param)
 
 
+class GateAndUp(MergedColumnParallelLinear):
+    """The host's layer without its distributed state."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        torch.nn.Module.__init__(self)
+        self.output_partition_sizes = sizes
+
+
 def made(kinds: list[BlockType], columns: int, rows: list[int]) -> tuple[Any, Any]:
     """A method and a layer with its parameter."""
-    layer = torch.nn.Module()
+    layer: Any = GateAndUp(rows) if len(rows) == 2 else torch.nn.Module()
     layer.prefix = "model.layers.3.mlp.down_proj"
     method = CpuGgufMethod(kinds, "<")
     method.create_weights(
@@ -81,7 +90,7 @@ def test_heads_of_a_rank_in_a_layer_of_three_types(rank: int, seeded: torch.Gene
         weights.append(reference(kind, raw[shard])[first : first + rows])
     x, bias = (torch.randn(s, generator=seeded).bfloat16() for s in ((3, 256), (128,)))
     out = product(method, layer, x, bias)
-    assert len(method.packed) == 2
+    assert isinstance(layer.cpu_linear, SideBySide)
     assert_as_good_as_bf16(out, x, torch.cat(weights).double(), bias)
 
 
@@ -96,7 +105,7 @@ def test_gate_and_up_of_a_rank_become_one_weight(rank: int, seeded: torch.Genera
     weight = torch.cat([reference(kind, r)[rank * 24 : rank * 24 + 24] for r in raw]).double()
     x, bias = (torch.randn(s, generator=seeded).bfloat16() for s in ((3, 96), (48,)))
     out = product(method, layer, x, bias)
-    assert len(method.packed) == 1
+    assert layer.cpu_linear.parts == 2
     assert_as_good_as_bf16(out, x, weight, bias)
 
 

@@ -51,7 +51,10 @@ def test_experts_are_what_their_numbers_stand_for(layout: str, seeded: torch.Gen
             setattr(layer, f"{name}_weight_global_scale", divisors)
     kind = ModelOptNvFp4ExpertsMethod if layout == "modelopt" else NvFp4ExpertsMethod
     method: Any = kind(mixture())
-    packed = [[method.matrix(layer, name, e) for e in range(EXPERTS)] for name in SHAPES]
+    packed = [
+        [method.packed(layer, name, e, parts) for e in range(EXPERTS)]
+        for name, parts in (("w13", 2), ("w2", 1))
+    ]
     x = torch.randn(EXPERTS * TOKENS, HIDDEN, generator=seeded)
     out = torch.empty_like(x)
     ids = torch.arange(EXPERTS, dtype=torch.int32).repeat_interleave(TOKENS)[:, None]

@@ -77,7 +77,7 @@ multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
 pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \
 Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, \
-float static_scale, int static_zero) -> int
+float static_scale, int static_zero, int parts) -> int
 packed_bytes(int handle) -> int
 packed_rows(Tensor ids, int handle) -> Tensor
 quantize_weight(Tensor weight, int bits, int group) -> (Tensor codes, Tensor scales, \

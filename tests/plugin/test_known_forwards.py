@@ -88,8 +88,11 @@ def act_fn(request: pytest.FixtureRequest) -> torch.nn.Module:
         return CpuGeluAndMul("tanh" if request.param == "gelu_tanh" else "none")
 
 
-def test_an_mlp_is_fused_and_its_result_stays(act_fn: torch.nn.Module) -> None:
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "cpu_int8"])
+def test_an_mlp_is_fused_and_its_result_stays(act_fn: torch.nn.Module, int8: bool) -> None:
     mlp, x = Mlp(act_fn), torch.randn(7, SIZE).bfloat16()
+    if int8:
+        mlp.gate_up_proj.cpu_linear = pack_int8(torch.randn(2 * HIDDEN, SIZE).bfloat16(), 2)
     expected = mlp(x)
     assert activate_in_linear(torch.nn.ModuleList([mlp])) == 1
     assert mlp.gate_up_proj(x)[0].shape == (7, HIDDEN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -95,8 +94,8 @@ class CpuExperts(CPUUnquantizedExperts):
 class ExpertsMethod(FusedMoEMethodBase):
     """What follows the loading, in the place of the host's own: a mixin before a host's class.
 
-    That class has made the parameters, [experts, ...] each; ``matrix`` packs what belongs to one
-    expert's gate and up projection ("w13") or down projection ("w2").
+    That class has made the parameters, [experts, ...] each; ``matrix`` reads what belongs to one
+    expert's gate and up projection ("w13") or down projection ("w2"), or ``packed`` packs it.
     """
 
     def create_weights(
@@ -137,9 +136,14 @@ class ExpertsMethod(FusedMoEMethodBase):
         """
         raise providers.Unsupported("does not have quantized experts")
 
-    @abstractmethod
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> ops.PackedLinear:
-        """[2 * intermediate, hidden] in 2 parts, or [hidden, intermediate]."""
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> providers.Matrix:
+        """[2 * intermediate, hidden], the gate first, or [hidden, intermediate]."""
+        raise NotImplementedError
+
+    def packed(self, layer: RoutedExperts, name: str, expert: int, parts: int) -> ops.PackedLinear:
+        """The same, packed in parts: a gate and up projection in 2."""
+        matrix = self.matrix(layer, name, expert)
+        return ops.QuantizedLinear(*matrix._replace(parts=parts))
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Pack every expert and free the checkpoint's tensors.
@@ -170,8 +174,8 @@ class ExpertsMethod(FusedMoEMethodBase):
     def pack(self, layer: RoutedExperts) -> tuple[providers.Experts, dict[str, int]]:
         """The experts, and the output features of the parameters they came from."""
         gate_up, down = (
-            [self.matrix(layer, name, e) for e in range(layer.local_num_experts)]
-            for name in ("w13", "w2")
+            [self.packed(layer, name, e, parts) for e in range(layer.local_num_experts)]
+            for name, parts in (("w13", 2), ("w2", 1))
         )
         shapes = {"w13_weight": gate_up[0].out_features, "w2_weight": down[0].out_features}
         return ops.Experts(gate_up, down, ACTIVATIONS[self.moe.activation]), shapes
@@ -213,10 +217,9 @@ def gates_first(layer: RoutedExperts) -> None:
 class UnquantizedExpertsMethod(ExpertsMethod):
     """Experts of fp32, bf16 or fp16 in their own dtype."""
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> ops.PackedLinear:
+    def packed(self, layer: RoutedExperts, name: str, expert: int, parts: int) -> ops.PackedLinear:
         """As loaded."""
-        weight = getattr(layer, f"{name}_weight").detach()[expert]
-        return ops.PackedLinear(weight, parts=2 if name == "w13" else 1)
+        return ops.PackedLinear(getattr(layer, f"{name}_weight").detach()[expert], parts=parts)
 
     def try_on(
         self, provider: providers.Provider, gate_up: tuple[int, int, int], dtype: torch.dtype

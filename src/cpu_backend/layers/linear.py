@@ -31,9 +31,8 @@ def pack_unquantized(layer: torch.nn.Module, remove_weight: bool) -> bool:
     if isinstance(layer, VocabParallelEmbedding):
         _pack_vocabulary(layer)
     else:
-        parts = 2 if _is_gate_and_up(layer) else 1
         layer.cpu_linear = providers.linear.make(
-            str(weight.dtype), lambda provider: provider.linear(weight.detach(), parts)
+            str(weight.dtype), lambda provider: provider.linear(weight.detach(), parts_of(layer))
         )
         if remove_weight:
             _free_weight(layer)
@@ -63,10 +62,10 @@ class _PlainLinear(torch.nn.Linear):
         return self.cpu_linear(x, self.weight, self.bias)
 
 
-def _is_gate_and_up(layer: torch.nn.Module) -> bool:
-    """Two equal halves, side by side in the packed weight: activate_in_linear() may follow."""
+def parts_of(layer: torch.nn.Module) -> int:
+    """2 for two equal halves, packed side by side: activate_in_linear() may follow.  Else 1."""
     sizes = layer.output_partition_sizes if isinstance(layer, MergedColumnParallelLinear) else []
-    return len(sizes) == 2 and sizes[0] == sizes[1]
+    return 2 if len(sizes) == 2 and sizes[0] == sizes[1] else 1
 
 
 def _pack_vocabulary(layer: VocabParallelEmbedding) -> None:

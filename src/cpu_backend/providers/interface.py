@@ -22,12 +22,14 @@ class Unsupported(ValueError):  # noqa: N818 (an answer, which becomes a sentenc
 
 
 class Matrix(NamedTuple):
-    """A weight of integer codes, as a checkpoint has it."""
+    """A weight of integer codes, as a checkpoint has it; ``parts`` as in products.Linear, which not
+    every provider reads."""
 
     codes: Codes
     groups: GroupScales
     in_features: int
     activations: Activations
+    parts: int = 1
 
 
 @dataclass(frozen=True)

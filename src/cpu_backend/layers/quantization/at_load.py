@@ -36,6 +36,7 @@ from cpu_backend.host.bases import (
     register_quantization_config,
 )
 from cpu_backend.layers.experts import ExpertsMethod
+from cpu_backend.layers.linear import parts_of
 from cpu_backend.layers.quantization.packing import OwnConfig, weight_only_activations
 from cpu_backend.ops import (
     Activations,
@@ -48,8 +49,10 @@ from cpu_backend.ops import (
 GROUP = 128
 KEEP_ABOVE = 0.10
 
+Pack = Callable[[torch.Tensor, int], QuantizedLinear]  # a weight, in so many parts
 
-def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLinear:
+
+def pack_int8(weight: torch.Tensor, parts: int = 1, float_output: bool = False) -> QuantizedLinear:
     """weight [out, in], packed as the module's head says."""
     group = min(GROUP, weight.shape[1])
     codes, scales, _, _ = quantize_weight(weight, 8, group)
@@ -58,28 +61,30 @@ def pack_int8(weight: torch.Tensor, float_output: bool = False) -> QuantizedLine
         GroupScales(scales.t(), group),
         weight.shape[1],
         Activations("int16") if float_output else weight_only_activations(),
+        parts,
         float_output,
     )
 
 
-def pack_int4(weight: torch.Tensor) -> QuantizedLinear:
+def pack_int4(weight: torch.Tensor, parts: int = 1) -> QuantizedLinear:
     """weight [out, in], packed as the module's head says: 8 bits where 4 lose too much."""
     group = min(GROUP, weight.shape[1])
     codes, scales, levels, error = quantize_weight(weight, 4, group)
     if error > KEEP_ABOVE:
-        return pack_int8(weight)
+        return pack_int8(weight, parts)
     return QuantizedLinear(
         Codes(codes, "bytes", 4),
         GroupScales(scales.t(), group, levels.t(), "levels"),
         weight.shape[1],
         weight_only_activations(),
+        parts,
     )
 
 
 class AtLoadLinearMethod(UnquantizedLinearMethod):
     """A linear layer whose weight is read like an unquantized one and packed quantized."""
 
-    def __init__(self, pack: Callable[[torch.Tensor], QuantizedLinear]) -> None:
+    def __init__(self, pack: Pack) -> None:
         super().__init__()
         self._pack = pack
 
@@ -89,7 +94,7 @@ class AtLoadLinearMethod(UnquantizedLinearMethod):
         if getattr(layer, "_cpu_skip_gemm_dispatch", False):
             super().process_weights_after_loading(layer)
             return
-        layer.cpu_linear = self._pack(weight.detach())
+        layer.cpu_linear = self._pack(weight.detach(), parts_of(layer))
         layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
@@ -108,21 +113,19 @@ class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
 class AtLoadExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
     """A mixture of experts, each of whose matrices is packed like a linear layer's."""
 
-    def __init__(
-        self, moe: FusedMoEConfig, pack: Callable[[torch.Tensor], QuantizedLinear]
-    ) -> None:
+    def __init__(self, moe: FusedMoEConfig, pack: Pack) -> None:
         super().__init__(moe)
         self._pack = pack
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def packed(self, layer: RoutedExperts, name: str, expert: int, parts: int) -> QuantizedLinear:
         """Quantized here."""
-        return self._pack(getattr(layer, f"{name}_weight").detach()[expert])
+        return self._pack(getattr(layer, f"{name}_weight").detach()[expert], parts)
 
 
 class AtLoadConfig(OwnConfig):
     """What both share: no configuration in the checkpoint."""
 
-    pack: Callable[[torch.Tensor], QuantizedLinear]
+    pack: Pack
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> AtLoadConfig:

@@ -21,8 +21,8 @@ from cpu_backend.host.quantized_bases import (
     AutoAWQMoEMethod,
 )
 from cpu_backend.layers.experts import ExpertsMethod
-from cpu_backend.layers.quantization.packing import pack, unpack_rows, weight_only_activations
-from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
+from cpu_backend.layers.quantization.packing import pack, run, unpack_rows, weight_only_activations
+from cpu_backend.ops import Codes, GroupScales
 from cpu_backend.providers import Matrix
 
 if TYPE_CHECKING:
@@ -59,22 +59,18 @@ class CpuAWQLinearMethod(AutoAWQMarlinLinearMethod):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack and free the checkpoint's tensors."""
         matrix = matrix_of(self.quant_config, layer.qweight, layer.scales, layer.qzeros)
-        self.packed = pack(layer, matrix, "qweight", "qzeros", "scales")
+        pack(layer, matrix, "qweight", "qzeros", "scales")
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
+    apply = staticmethod(run)
 
 
 class AWQExpertsMethod(ExpertsMethod):
     """The same tensors with the experts in front."""
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """From the checkpoint's words."""
         tensors = (getattr(layer, f"{name}_{part}") for part in ("qweight", "scales", "qzeros"))
-        return QuantizedLinear(*matrix_of(self.quant_config, *(t[expert] for t in tensors)))
+        return matrix_of(self.quant_config, *(t[expert] for t in tensors))
 
 
 def matrix_of(

@@ -30,7 +30,7 @@ from cpu_backend.layers.quantization.packing import (
     rehearse,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Activations, Codes, GroupScales
 from cpu_backend.providers import Matrix
 
 FLOAT = Activations("float")
@@ -71,7 +71,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
             else:
                 scales, group = self._columns(layer, scale.float(), out_features), in_features
         freed = [n for n in ("weight", name, "input_scale") if hasattr(layer, n)]
-        self.packed = pack(
+        pack(
             layer,
             Matrix(Codes(weight, "bytes", 8), GroupScales(scales, group), in_features, FLOAT),
             *freed,
@@ -96,7 +96,7 @@ class Fp8ExpertsMethod(ExpertsMethod):
 
     weight_block_size: list[int] | None  # the host's
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """w13_ and w2_weight, and _weight_scale_inv (blocks) or _weight_scale."""
         weight = getattr(layer, f"{name}_weight").data[expert]
         out_features, in_features = weight.shape
@@ -113,7 +113,7 @@ class Fp8ExpertsMethod(ExpertsMethod):
         else:
             scale = scale.reshape(halves, -1).expand(halves, size)
             groups = GroupScales(scale.reshape(1, -1), in_features)
-        return QuantizedLinear(Codes(weight, "bytes", 8), groups, in_features, FLOAT)
+        return Matrix(Codes(weight, "bytes", 8), groups, in_features, FLOAT)
 
     def _block(
         self, block: list[int], scale: torch.Tensor, halves: int, size: int, in_features: int
@@ -143,17 +143,17 @@ class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """weight e4m3 [out, in], weight_scale uint8 [out, in / 32]."""
         matrix = matrix_of_mxfp8(layer.weight.data, layer.weight_scale.data)
-        self.packed = pack(layer, matrix, "weight", "weight_scale")
+        pack(layer, matrix, "weight", "weight_scale")
 
 
 class Mxfp8ExpertsMethod(ExpertsMethod):
     """The same tensors with the experts in front."""
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """w13_ and w2_weight, and _weight_scale."""
         weight = getattr(layer, f"{name}_weight").data[expert]
         scales = getattr(layer, f"{name}_weight_scale").data[expert]
-        return QuantizedLinear(*matrix_of_mxfp8(weight, scales))
+        return matrix_of_mxfp8(weight, scales)
 
 
 def matrix_of_mxfp8(weight: torch.Tensor, scales: torch.Tensor) -> Matrix:
@@ -178,18 +178,18 @@ class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """weight uint8 [out, in / 2], the first of two codes low; weight_scale uint8."""
         matrix = matrix_of_mxfp4(layer.weight.data, layer.weight_scale.data)
-        self.packed = pack(layer, matrix, "weight", "weight_scale")
+        pack(layer, matrix, "weight", "weight_scale")
 
 
 class Mxfp4ExpertsMethod(ExpertsMethod):
     """The same tensors with the experts in front."""
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """w13_ and w2_weight or _weight_packed, and _weight_scale."""
         packed = getattr(layer, f"{name}_weight_packed", None)
         pairs = (getattr(layer, f"{name}_weight") if packed is None else packed).data[expert]
         scales = getattr(layer, f"{name}_weight_scale").data[expert]
-        return QuantizedLinear(*matrix_of_mxfp4(pairs, scales))
+        return matrix_of_mxfp4(pairs, scales)
 
 
 class CpuNvFp4Linear(PackedKernel, NvFp4LinearKernel):
@@ -209,7 +209,7 @@ class CpuNvFp4Linear(PackedKernel, NvFp4LinearKernel):
         weight_global_scale fp32, one number."""
         scales = layer.weight_scale.data.float() * layer.weight_global_scale.data.float()
         matrix = matrix_of_e2m1(layer.weight.data, scales, NVFP4_GROUP)
-        self.packed = pack(layer, matrix, "weight", "weight_scale")
+        pack(layer, matrix, "weight", "weight_scale")
 
 
 class NvFp4ExpertsMethod(ExpertsMethod):
@@ -229,14 +229,14 @@ class NvFp4ExpertsMethod(ExpertsMethod):
                     "--enable-expert-parallel."
                 )
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """w13_ and w2_weight_scale e4m3 [out, in / 16], and what ``stored`` reads."""
         pairs, factors = self.stored(layer, name)
         scales = getattr(layer, f"{name}_weight_scale").data[expert].float()
         # A gate and an up projection have their own.
         factor = factors[expert].reshape(-1, 1, 1)
         scales = (scales.unflatten(0, (len(factor), -1)) * factor).flatten(0, 1)
-        return QuantizedLinear(*matrix_of_e2m1(pairs[expert], scales, NVFP4_GROUP))
+        return matrix_of_e2m1(pairs[expert], scales, NVFP4_GROUP)
 
     def stored(self, layer: RoutedExperts, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Pairs of codes uint8 [experts, out, in / 2], the first one low, and what all scales of a

@@ -40,7 +40,13 @@ from cpu_backend.host.bases import (
     register_weight_loader_v2_supported_method,
 )
 from cpu_backend.layers.experts import ExpertsMethod
-from cpu_backend.layers.quantization.packing import OwnConfig, naming, weight_only_activations
+from cpu_backend.layers.linear import parts_of
+from cpu_backend.layers.quantization.packing import (
+    OwnConfig,
+    naming,
+    run,
+    weight_only_activations,
+)
 from cpu_backend.ops import Codes, GroupScales, PackedLinear, QuantizedLinear
 
 
@@ -119,6 +125,20 @@ class BlocksParameter(BasevLLMParameter):
         self.shards["qkv".index(shard)] = loaded_weight.narrow(0, rank * size, size)
 
 
+class SideBySide:
+    """Weights of several types, one under the other."""
+
+    def __init__(self, weights: list[PackedLinear]) -> None:
+        self._weights = weights
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., in] to [..., out] in x's dtype; ``weight`` is not read."""
+        result = torch.cat([packed(x) for packed in self._weights], -1)
+        return result if bias is None else result + bias
+
+
 @register_weight_loader_v2_supported_method
 class CpuGgufMethod(LinearMethodBase):
     """A linear or output layer; ``kinds``: the type of each of its shards in the file."""
@@ -162,21 +182,16 @@ class CpuGgufMethod(LinearMethodBase):
             dtype=self._dtype,
             # Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
             float_output=isinstance(layer, VocabParallelEmbedding),
+            parts=parts_of(layer) if len(runs) == 1 else 1,
         )
         with naming(layer):
-            self.packed = [
+            packed = [
                 pack(kind, rows[0] if len(rows) == 1 else torch.cat(rows)) for kind, rows in runs
             ]
+        layer.cpu_linear = packed[0] if len(packed) == 1 else SideBySide(packed)
         shards.clear()
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        if len(self.packed) == 1:
-            return self.packed[0](x, None, bias)
-        result = torch.cat([packed(x) for packed in self.packed], -1)
-        return result if bias is None else result + bias
+    apply = staticmethod(run)
 
     def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> Any:
         """Not shared: the output layer is packed from the file's blocks."""
@@ -249,14 +264,13 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         for name in ("w13_weight", "w2_weight"):
             layer.register_parameter(name, ExpertBlocks(layer, w2))
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> PackedLinear:
+    def packed(self, layer: RoutedExperts, name: str, expert: int, parts: int) -> PackedLinear:
         """From the file's blocks."""
         shards = getattr(layer, f"{name}_weight").shards
         if name == "w2":
             rows = shards[expert, "w2"]
         else:
             rows = torch.cat((shards[expert, "w1"], shards[expert, "w3"]))
-        parts = 2 if name == "w13" else 1
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
 
 
@@ -278,8 +292,8 @@ def pack_blocks(
     float_output: bool = False,
     parts: int = 1,
 ) -> PackedLinear:
-    """raw uint8 [rows, bytes] of any type as a packed weight; ``dtype`` and ``parts``: of one that
-    is not quantized.  Raises ValueError for scales that are not finite."""
+    """raw uint8 [rows, bytes] of any type as a packed weight; ``dtype``: of one that is not
+    quantized.  Raises ValueError for scales that are not finite."""
     if not kind.quantized:
         return PackedLinear(blocks.dequantize(kind, raw, order, dtype), float_output, parts)
     unpacked = blocks.unpack(kind, raw, order).narrowed()
@@ -293,6 +307,7 @@ def pack_blocks(
         GroupScales(unpacked.scales.t(), unpacked.group, offsets, "offset"),
         unpacked.codes.shape[1],
         weight_only_activations(),
+        parts,
         float_output,
     )
 

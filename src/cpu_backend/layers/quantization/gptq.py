@@ -37,10 +37,11 @@ from cpu_backend.layers.quantization.packing import (
     pack,
     recentred,
     rehearse,
+    run,
     unpack_rows,
     weight_only_activations,
 )
-from cpu_backend.ops import Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Codes, GroupScales
 from cpu_backend.providers import Matrix
 
 if TYPE_CHECKING:
@@ -208,13 +209,9 @@ class CpuGPTQLinearMethod(LinearMethodBase):
             group, channels = order_of_channels(layer.g_idx.data, scales.shape[0])
         matrix = matrix_of(self.config, layer.qweight, scales, layer.qzeros, group, channels)
         freed = ["qweight", "qzeros", "scales"] + ["g_idx"] * self.config.desc_act
-        self.packed = pack(layer, matrix, *freed)
+        pack(layer, matrix, *freed)
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
+    apply = staticmethod(run)
 
 
 class GPTQExpertsMethod(ExpertsMethod):
@@ -222,14 +219,14 @@ class GPTQExpertsMethod(ExpertsMethod):
 
     quant_config: CpuGPTQConfig  # the host's
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """From the checkpoint's words."""
         config = self.quant_config
         parts = ("qweight", "scales", "qzeros")
         qweight, scales, qzeros = (getattr(layer, f"{name}_{p}").data[expert] for p in parts)
         in_features = qweight.shape[0] * 32 // config.weight_bits
         group = in_features if config.group_size == -1 else config.group_size
-        return QuantizedLinear(*matrix_of(config, qweight, scales, qzeros, group, None))
+        return matrix_of(config, qweight, scales, qzeros, group, None)
 
 
 def matrix_of(

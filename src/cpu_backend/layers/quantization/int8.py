@@ -10,7 +10,7 @@ from cpu_backend.host.bases import RoutedExperts
 from cpu_backend.host.quantized_bases import Int8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import PackedKernel, naming, pack, rehearse
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Activations, Codes, GroupScales
 from cpu_backend.providers import Matrix
 
 
@@ -41,7 +41,7 @@ class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
         with naming(layer):
             scales = scale.reshape(1, -1).expand(1, len(weight))
         matrix = matrix_of(weight.data, scales, self._activations(layer))
-        self.packed = pack(layer, matrix, *self.layer_param_names[:4])
+        pack(layer, matrix, *self.layer_param_names[:4])
 
     def _activations(self, layer: torch.nn.Module) -> Activations:
         _, _, scale, zero, _ = self._get_layer_params(layer)
@@ -63,11 +63,11 @@ class CpuInt8Linear(PackedKernel, Int8ScaledMMLinearKernel):
 class Int8ExpertsMethod(ExpertsMethod):
     """int8 weights [experts, out, in], scales [experts, out, 1], activations scaled per token."""
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """As a linear layer's."""
         weight = getattr(layer, f"{name}_weight").data[expert]
         scale = getattr(layer, f"{name}_weight_scale").data[expert]
-        return QuantizedLinear(*matrix_of(weight, scale.t(), Activations("int8_token")))
+        return matrix_of(weight, scale.t(), Activations("int8_token"))
 
 
 def matrix_of(weight: torch.Tensor, scales: torch.Tensor, activations: Activations) -> Matrix:

@@ -11,6 +11,7 @@ import torch
 from cpu_backend import envs, providers
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import QuantizationConfig, VocabParallelEmbedding
+from cpu_backend.layers.linear import parts_of
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 from cpu_backend.providers import Matrix, Provider
 
@@ -44,8 +45,6 @@ class OwnConfig(QuantizationConfig):
 class PackedKernel:
     """What this backend's entries in the host's registries of linear kernels share."""
 
-    packed: providers.Linear
-
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
         """On every CPU."""
@@ -55,7 +54,7 @@ class PackedKernel:
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [..., in] to [..., out] in x's dtype."""
-        return self.packed(x, None, bias)
+        return run(layer, x, bias)
 
 
 def weight_only_activations() -> Activations:
@@ -73,22 +72,29 @@ def naming(layer: torch.nn.Module) -> Iterator[None]:
         raise ConfigError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> providers.Linear:
-    """The layer's packed weight; its parameters named ``freed`` are dropped.
+def run(layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., in] to [..., out] in x's dtype, after pack()."""
+    result: torch.Tensor = layer.cpu_linear(x, None, bias)
+    return result
+
+
+def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> None:
+    """Give ``layer`` a packed weight, ``cpu_linear`` as pack_unquantized() does; its parameters
+    named ``freed`` are dropped.
 
     Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
     """
     with naming(layer):
         if isinstance(layer, VocabParallelEmbedding):
-            packed: providers.Linear = QuantizedLinear(*matrix, float_output=True)
+            layer.cpu_linear = QuantizedLinear(*matrix, float_output=True)
         else:
-            packed = providers.linear.make(
+            matrix = matrix._replace(parts=parts_of(layer))
+            layer.cpu_linear = providers.linear.make(
                 f"int{matrix.codes.bits}",
                 lambda provider: provider.quantized(matrix, layer.params_dtype),
             )
     for name in freed:
         setattr(layer, name, None)
-    return packed
 
 
 def rehearse(

@@ -25,7 +25,7 @@ from cpu_backend.layers.quantization.packing import (
     unpack_rows,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Activations, Codes, GroupScales
 from cpu_backend.providers import Matrix
 
 
@@ -84,7 +84,7 @@ class CpuWeightOnlyLinear(PackedKernel, MPLinearKernel):
                 words, kind.size_bits, kind.bias, scales, zeros, group, in_features
             )
         names = [self.w_q_name, self.w_s_name, *([self.w_zp_name] if self.w_zp_name else [])]
-        self.packed = pack(layer, matrix, *(name for name in names if hasattr(layer, name)))
+        pack(layer, matrix, *(name for name in names if hasattr(layer, name)))
 
 
 class WeightOnlyExpertsMethod(ExpertsMethod):
@@ -94,7 +94,7 @@ class WeightOnlyExpertsMethod(ExpertsMethod):
     group_size: int
     symmetric: bool
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """weight_packed int32 [out, words], weight_scale [out, groups], weight_zero_point int32
         [out * bits / 32, groups]."""
         words = getattr(layer, f"{name}_weight_packed").data[expert]
@@ -103,28 +103,26 @@ class WeightOnlyExpertsMethod(ExpertsMethod):
         zeros = None
         if not self.symmetric:
             zeros = getattr(layer, f"{name}_weight_zero_point").data[expert].t()
-        return QuantizedLinear(
-            *matrix_of_words(
-                words,
-                self.num_bits,
-                2 ** (self.num_bits - 1),
-                scales,
-                zeros,
-                in_features if self.group_size == -1 else self.group_size,
-                in_features,
-            )
+        return matrix_of_words(
+            words,
+            self.num_bits,
+            2 ** (self.num_bits - 1),
+            scales,
+            zeros,
+            in_features if self.group_size == -1 else self.group_size,
+            in_features,
         )
 
 
 class W4A8ExpertsMethod(ExpertsMethod):
     """The same for int4 with int8 activations."""
 
-    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> QuantizedLinear:
+    def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """weight int8 [out, in], a code in each; weight_scale [out, groups]."""
         weight = getattr(layer, f"{name}_weight").data[expert]
         scales = getattr(layer, f"{name}_weight_scale").data[expert]
         group = weight.shape[1] // scales.shape[1]
-        return QuantizedLinear(*matrix_for_int8(weight, scales.t(), group))
+        return matrix_for_int8(weight, scales.t(), group)
 
 
 def matrix_for_int8(weight: torch.Tensor, scales: torch.Tensor, group: int) -> Matrix:

@@ -1,0 +1,103 @@
+// What follows a product of a packed weight while its results are in the cache: bias, then
+// residual, activation, or activation and product of the two halves of a gate and up projection.
+//
+// Panels    with `parts` = 2 (two weights stacked along n) panels alternate between the two, so
+//           that neighbours hold the same columns of both; results go to their natural columns.
+// Numerics  without residual and activation: bias added in fp32, one rounding, on store.  With one:
+//           what rounding the product on store and then running the separate op on the stored value
+//           gives, bit for bit but for the last places of a gated fp32 activation.
+#pragma once
+
+#include "core/view.h"
+#include "kernels/activation.h"
+#include "kernels/panel.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+// What is left of x after storing it as a T and loading it again.
+template <class T>
+CPU_BACKEND_INLINE Vec rounded(Vec x) {
+  T stored[kLanes];
+  store(stored, x);
+  return load(stored);
+}
+
+template <class T, class Out>
+void store_panel_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice columns,
+                    const float* block) {
+  const int64_t size = columns.end - columns.begin;
+  const T* bias = to.bias ? static_cast<const T*>(to.bias) + columns.begin : nullptr;
+  const Out* residual = static_cast<const Out*>(to.residual);
+  Out* c = static_cast<Out*>(to.c) + row * to.c_stride + columns.begin;
+  for (int64_t r = 0; r < rows; ++r) {
+    const Out* add = residual ? residual + (row + r) * to.residual_stride + columns.begin : nullptr;
+    for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      Vec v = load(block + r * kPanelWidth + i);
+      if (bias) v = v + load_n(bias + i, n);
+      if (add) v = rounded<Out>(v) + load_n(add + i, n);
+      store_n(c + r * to.c_stride + i, v, n);
+    });
+  }
+  if (to.activated)  // of what is stored, which is in L1
+    activation<Out>({c, to.c_stride, c, to.c_stride, size, to.activation, false, false}, {0, rows});
+}
+
+// Blocks of a gate and its projection, one after the other, whose columns begin there.
+template <class T, Activation kKind>
+void store_gated_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice columns,
+                    int64_t up_column, const float* block) {
+  const T* bias = static_cast<const T*>(to.bias);
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* gate = block + r * kPanelWidth;
+    const float* up = gate + rows * kPanelWidth;
+    T* c = static_cast<T*>(to.c) + (row + r) * to.c_stride + columns.begin;
+    for_each_vector(columns.end - columns.begin, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+      Vec g = load(gate + i);
+      Vec u = load(up + i);
+      if (bias) {
+        g = g + load_n(bias + columns.begin + i, n);
+        u = u + load_n(bias + up_column + i, n);
+      }
+      store_n(c + i, activate_and_multiply<kKind>(rounded<T>(g), rounded<T>(u)), n);
+    });
+  }
+}
+
+template <class T>
+void store_gated(const GemmEpilogue& to, int64_t row, int64_t rows, Slice columns,
+                 int64_t up_column, const float* block) {
+  switch (to.activation) {
+    case Activation::kSilu:
+      return store_gated_as<T, Activation::kSilu>(to, row, rows, columns, up_column, block);
+    case Activation::kGelu:
+      return store_gated_as<T, Activation::kGelu>(to, row, rows, columns, up_column, block);
+    case Activation::kGeluTanh:
+      return store_gated_as<T, Activation::kGeluTanh>(to, row, rows, columns, up_column, block);
+    case Activation::kGeluQuick:
+      return store_gated_as<T, Activation::kGeluQuick>(to, row, rows, columns, up_column, block);
+    case Activation::kSigmoid:
+      return store_gated_as<T, Activation::kSigmoid>(to, row, rows, columns, up_column, block);
+    case Activation::kSwigluOai:
+      return store_gated_as<T, Activation::kSwigluOai>(to, row, rows, columns, up_column, block);
+  }
+}
+
+// Results [panels][rows][kPanelWidth] of a weight of n columns to their rows of c, which begin at
+// `row`; with a gate panels come in whole pairs.
+template <class T>
+void store_panels(const GemmEpilogue& to, int64_t n, int parts, int64_t row, int64_t rows,
+                  Slice panels, const float* block) {
+  const int step = to.gated ? 2 : 1;
+  for (int64_t p = panels.begin; p < panels.end; p += step, block += step * rows * kPanelWidth) {
+    const Slice columns = panel_columns(n, parts, p);
+    if (to.gated) {
+      store_gated<T>(to, row, rows, columns, panel_columns(n, parts, p + 1).begin, block);
+    } else if (to.float_output) {
+      store_panel_as<T, float>(to, row, rows, columns, block);
+    } else {
+      store_panel_as<T, T>(to, row, rows, columns, block);
+    }
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE
