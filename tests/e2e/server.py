@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -25,9 +27,13 @@ START_SECONDS = 300  # generous: a wedged server must fail the test, a slow mach
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that systems give to whoever asks for any, and another test might be given before
+    it is taken."""
+    while True:
+        port = secrets.choice(range(20000, 32000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def environment(**extra: str) -> dict[str, str]:

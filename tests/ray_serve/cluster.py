@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import time
 import urllib.request
 from dataclasses import dataclass
@@ -19,12 +18,6 @@ import openai
 START_SECONDS = 300
 OPTIONS = "--dtype float32 --max-model-len 2048 --max-num-seqs 16"
 MARK = "CPU_BACKEND_TEST_CLUSTER"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.ray_serve.cluster import MARK, OPTIONS, Endpoint, free_port
+from tests.e2e.server import free_port
+from tests.ray_serve.cluster import MARK, OPTIONS, Endpoint
 
 
 @pytest.fixture(scope="session")
