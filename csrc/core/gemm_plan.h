@@ -14,9 +14,9 @@ constexpr int64_t kChainLength = 128;
 // stream past them stay in 512 KiB of L2.
 constexpr int64_t kActivationFloats = 53248;
 
-// Floats from one widened row to the next: a cache line of padding keeps rows of 2^n out of each
-// other's cache sets.
-constexpr int64_t padded_depth(int64_t depth) { return round_up(depth, 16) + 16; }
+// Numbers from one row that was copied to the next: a cache line of padding, whatever their type,
+// keeps rows of 2^n out of each other's cache sets.
+constexpr int64_t padded_depth(int64_t depth) { return round_up(depth, 32) + 32; }
 
 // How deep `rows` rows can be taken at a time, in whole chains.
 static inline int64_t gemm_depth(int64_t rows, int64_t k) {
@@ -67,6 +67,14 @@ static inline int64_t gemm_rows(int64_t m, int64_t k, int64_t weight_bytes) {
   return item_rows(m, kActivationFloats / padded_depth(k), 12 * weight_bytes);
 }
 
+// The same for rows of bf16 that meet their panel in pairs of matrix tiles of 16, equal but for the
+// last: a panel comes from memory once for all of them.  Twice as many were no faster where that
+// memory, not the tiles, is the limit.
+static inline int64_t tile_item_rows(int64_t m) {
+  constexpr int64_t kPairOfTiles = 32, kMost = 4 * kPairOfTiles;
+  return round_up(ceil_div(m, ceil_div(m, kMost)), kPairOfTiles);
+}
+
 // About `items` parts of `units` columns of panels, at most `most`, so that rounds of items times
 // the largest part are least: 18 units in 6 parts of 3, not in 8 of 2 or 3.  One row of quantized
 // weights, which takes the panels of a part side by side, gains most (int8 decode of the demo model
@@ -110,8 +118,9 @@ static inline GemmPlan plan_gemm(const GemmShape& shape, int64_t row_step, int64
   const int64_t worth = rows * shape.n * shape.k / kItemWork / plan.row_items;
   int64_t items = ceil_div(kItemsPerThread * threads, plan.row_items);
   if (plan.row_items > 1) {
-    const int64_t columns =
-        kGroupWeights / shape.k > kGroupColumns ? kGroupWeights / shape.k : kGroupColumns;
+    // Many rows of an item go on for long once they are in L2.
+    const int64_t least = row_step > kMostItemRows ? 8 * row_step : kGroupColumns;
+    const int64_t columns = kGroupWeights / shape.k > least ? kGroupWeights / shape.k : least;
     if (items < shape.n / columns) items = shape.n / columns;
   }
   const int64_t most = worth < 1 ? 1 : worth < plan.units ? worth : plan.units;

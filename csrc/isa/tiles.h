@@ -34,8 +34,8 @@ enum class TileWords { kBf16Pairs, kSignedQuads, kUnsignedQuads };
 
 class Tiles {
  public:
-  // Products and left operands of `rows` rows, `words` deep.
-  CPU_BACKEND_INLINE explicit Tiles(int64_t rows, int64_t, int64_t words = kTileWords) {
+  // Products and left operands of `first` and of `second` rows, `words` deep.
+  CPU_BACKEND_INLINE Tiles(int64_t first, int64_t second, int64_t, int64_t words = kTileWords) {
     struct {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
@@ -43,8 +43,9 @@ class Tiles {
     } config;
     for (int tile = 0; tile < 8; ++tile) {
       const bool left = tile == 4 || tile == 5;
+      const bool is_second = tile == 2 || tile == 3 || tile == 5;
       config.row_bytes[tile] = static_cast<uint16_t>(left ? 4 * words : 64);
-      config.rows[tile] = static_cast<uint8_t>(tile < 6 ? rows : words);
+      config.rows[tile] = static_cast<uint8_t>(tile >= 6 ? words : is_second ? second : first);
     }
     // Of what it reads the instruction's macro names the first bytes alone.
     asm volatile("" : : "r"(&config) : "memory");
@@ -69,8 +70,8 @@ class Tiles {
     if constexpr (kTile == 1) _tile_loadd(1, from, stride_bytes);
     if constexpr (kTile == 2) _tile_loadd(2, from, stride_bytes);
     if constexpr (kTile == 3) _tile_loadd(3, from, stride_bytes);
-    if constexpr (kTile == 4) _tile_loadd(4, from, stride_bytes);
-    if constexpr (kTile == 5) _tile_loadd(5, from, stride_bytes);
+    if constexpr (kTile == 4) _tile_stream_loadd(4, from, stride_bytes);
+    if constexpr (kTile == 5) _tile_stream_loadd(5, from, stride_bytes);
     if constexpr (kTile == 6) _tile_loadd(6, from, stride_bytes);
     if constexpr (kTile == 7) _tile_loadd(7, from, stride_bytes);
   }
@@ -101,8 +102,8 @@ class Tiles {
 // The same by definition, for any CPU; `columns` of a product may be fewer where vectors are short.
 class Tiles {
  public:
-  Tiles(int64_t rows, int64_t columns, int64_t words = kTileWords)
-      : rows_(rows), columns_(columns), words_(words) {}
+  Tiles(int64_t first, int64_t second, int64_t columns, int64_t words = kTileWords)
+      : rows_{first, second}, columns_(columns), words_(words) {}
 
   template <int kTile>
   void zero() {
@@ -112,19 +113,18 @@ class Tiles {
   template <int kTile>
   void load(const void* from, int64_t stride_bytes) {
     const char* at = static_cast<const char*>(from);
-    const int64_t rows = kTile < 6 ? rows_ : words_;
     const int64_t bytes = 4 * (kTile == 4 || kTile == 5 ? words_ : columns_);
-    for (int64_t r = 0; r < rows; ++r)
+    for (int64_t r = 0; r < rows<kTile>(); ++r)
       __builtin_memcpy(row<kTile>(r), at + r * stride_bytes, bytes);
   }
   template <int kTile>
   void store(void* to, int64_t stride_bytes) {
-    for (int64_t r = 0; r < rows_; ++r)
+    for (int64_t r = 0; r < rows<kTile>(); ++r)
       __builtin_memcpy(static_cast<char*>(to) + r * stride_bytes, row<kTile>(r), 4 * columns_);
   }
   template <TileWords kWords, int kRow, int kColumn>
   void multiply() {
-    for (int64_t r = 0; r < rows_; ++r)
+    for (int64_t r = 0; r < rows_[kRow]; ++r)
       for (int64_t c = 0; c < columns_; ++c) {
         uint32_t& product = products_[kRow * 2 + kColumn][r][c];
         product = kWords == TileWords::kBf16Pairs
@@ -156,6 +156,11 @@ class Tiles {
     return sum;
   }
   template <int kTile>
+  int64_t rows() const {
+    if constexpr (kTile >= 6) return words_;
+    return rows_[kTile == 2 || kTile == 3 || kTile == 5];
+  }
+  template <int kTile>
   void* row(int64_t r) {
     if constexpr (kTile < 4) return products_[kTile][r];
     if constexpr (kTile == 4 || kTile == 5) return lefts_[kTile - 4][r];
@@ -165,7 +170,7 @@ class Tiles {
   struct Pair {
     bf16_t of[2];
   };
-  int64_t rows_, columns_, words_;
+  int64_t rows_[2], columns_, words_;
   uint32_t products_[4][kTileRows][kTileColumns];
   uint32_t lefts_[2][kTileRows][kTileWords];
   uint32_t panels_[2][kTileWords][kTileColumns];

@@ -42,14 +42,14 @@ void store_panel_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice col
     activation<Out>({c, to.c_stride, c, to.c_stride, size, to.activation, false, false}, {0, rows});
 }
 
-// Blocks of a gate and its projection, one after the other, whose columns begin there.
+// Blocks of a gate and of its projection, whose columns begin there.
 template <class T, Activation kKind>
 void store_gated_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice columns,
-                    int64_t up_column, const float* block) {
+                    int64_t up_column, const float* gates, const float* ups) {
   const T* bias = static_cast<const T*>(to.bias);
   for (int64_t r = 0; r < rows; ++r) {
-    const float* gate = block + r * kPanelWidth;
-    const float* up = gate + rows * kPanelWidth;
+    const float* gate = gates + r * kPanelWidth;
+    const float* up = ups + r * kPanelWidth;
     T* c = static_cast<T*>(to.c) + (row + r) * to.c_stride + columns.begin;
     for_each_vector(columns.end - columns.begin, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       Vec g = load(gate + i);
@@ -65,37 +65,50 @@ void store_gated_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice col
 
 template <class T>
 void store_gated(const GemmEpilogue& to, int64_t row, int64_t rows, Slice columns,
-                 int64_t up_column, const float* block) {
+                 int64_t up_column, const float* gates, const float* ups) {
   switch (to.activation) {
     case Activation::kSilu:
-      return store_gated_as<T, Activation::kSilu>(to, row, rows, columns, up_column, block);
+      return store_gated_as<T, Activation::kSilu>(to, row, rows, columns, up_column, gates,
+                                                   ups);
     case Activation::kGelu:
-      return store_gated_as<T, Activation::kGelu>(to, row, rows, columns, up_column, block);
+      return store_gated_as<T, Activation::kGelu>(to, row, rows, columns, up_column, gates,
+                                                   ups);
     case Activation::kGeluTanh:
-      return store_gated_as<T, Activation::kGeluTanh>(to, row, rows, columns, up_column, block);
+      return store_gated_as<T, Activation::kGeluTanh>(to, row, rows, columns, up_column, gates,
+                                                   ups);
     case Activation::kGeluQuick:
-      return store_gated_as<T, Activation::kGeluQuick>(to, row, rows, columns, up_column, block);
+      return store_gated_as<T, Activation::kGeluQuick>(to, row, rows, columns, up_column, gates,
+                                                   ups);
     case Activation::kSigmoid:
-      return store_gated_as<T, Activation::kSigmoid>(to, row, rows, columns, up_column, block);
+      return store_gated_as<T, Activation::kSigmoid>(to, row, rows, columns, up_column, gates,
+                                                   ups);
     case Activation::kSwigluOai:
-      return store_gated_as<T, Activation::kSwigluOai>(to, row, rows, columns, up_column, block);
+      return store_gated_as<T, Activation::kSwigluOai>(to, row, rows, columns, up_column, gates,
+                                                   ups);
   }
 }
 
 // Results [panels][rows][kPanelWidth] of a weight of n columns to their rows of c, which begin at
-// `row`; with a gate panels come in whole pairs.
+// `row`; with a gate panels come in whole pairs.  A few rows of all panels at a time, so that lines
+// of a row that are neighbours are written one after the other.
 template <class T>
 void store_panels(const GemmEpilogue& to, int64_t n, int parts, int64_t row, int64_t rows,
                   Slice panels, const float* block) {
+  constexpr int64_t kRowsAtOnce = 8;
   const int step = to.gated ? 2 : 1;
-  for (int64_t p = panels.begin; p < panels.end; p += step, block += step * rows * kPanelWidth) {
-    const Slice columns = panel_columns(n, parts, p);
-    if (to.gated) {
-      store_gated<T>(to, row, rows, columns, panel_columns(n, parts, p + 1).begin, block);
-    } else if (to.float_output) {
-      store_panel_as<T, float>(to, row, rows, columns, block);
-    } else {
-      store_panel_as<T, T>(to, row, rows, columns, block);
+  for (int64_t r = 0; r < rows; r += kRowsAtOnce) {
+    const int64_t some = rows - r < kRowsAtOnce ? rows - r : kRowsAtOnce;
+    const float* from = block + r * kPanelWidth;
+    for (int64_t p = panels.begin; p < panels.end; p += step, from += step * rows * kPanelWidth) {
+      const Slice columns = panel_columns(n, parts, p);
+      if (to.gated) {
+        store_gated<T>(to, row + r, some, columns, panel_columns(n, parts, p + 1).begin, from,
+                       from + rows * kPanelWidth);
+      } else if (to.float_output) {
+        store_panel_as<T, float>(to, row + r, some, columns, from);
+      } else {
+        store_panel_as<T, T>(to, row + r, some, columns, from);
+      }
     }
   }
 }

@@ -21,8 +21,9 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-// Products that wait for the rest of their depth: 64 KiB.
-constexpr int64_t kProductFloats = 16384;
+// Products that wait for the rest of their depth, or to be stored: 64 KiB; with tiles a quarter of
+// L2.
+constexpr int64_t kProductFloats = kHasTiles ? 131072 : 16384;
 
 constexpr int64_t gemm_scratch_floats() { return kActivationFloats + kProductFloats; }
 
@@ -91,7 +92,8 @@ void unpack_rows(const UnpackArgs& args, Slice rows) {
 template <class T>
 bool rows_collide(int64_t m, int64_t stride) {
 #if defined(CPU_BACKEND_TILES)
-  if constexpr (kSame<T, bf16_t>) return false;  // a load takes whole lines, once
+  // A pair of tiles loads a line of 32 rows each.
+  if constexpr (kSame<T, bf16_t>) return m > kTileRows / 2 && stride * sizeof(T) % 4096 == 0;
 #endif
   constexpr int64_t kWays = 8, kWayBytes = 4096;
   constexpr bool kInPlace = kSame<T, Left<T>>;
@@ -191,14 +193,46 @@ inline void take_rows(GemmStep<bf16_t>& step, const bf16_t* a, int64_t a_stride,
 
 template <>
 inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
-  for (int64_t p = 0; p < panels; ++p)
-    multiply_in_tiles(step.rows, step.a, step.a_stride, step.panel + p * step.panel_elements,
-                      round_up(step.depth, kTileDepth), step.c + p * step.rows * kPanelWidth,
-                      step.accumulate);
+  for (int64_t p = 0; p < panels; ++p) {
+    const bf16_t* panel = step.panel + p * step.panel_elements;
+    multiply_in_tiles(step.rows, step.a, step.a_stride, panel, round_up(step.depth, kTileDepth),
+                      step.c + p * step.rows * kPanelWidth, step.accumulate,
+                      panel + step.panel_elements);
+  }
 }
 #endif
 
-// Rows that gemm_rows() allows, by panels.
+// Rows of one item of m.
+template <class T>
+int64_t gemm_item_rows(int64_t m, int64_t k) {
+#if defined(CPU_BACKEND_TILES)
+  if constexpr (kSame<T, bf16_t>) return tile_item_rows(m);
+#endif
+  return gemm_rows(m, k, sizeof(T));
+}
+
+// Panels whose products are stored together.
+#if defined(CPU_BACKEND_TILES)
+template <class T>
+constexpr int64_t kStoredTogether = kSame<T, bf16_t> ? 8 : 1;
+#else
+template <class T>
+constexpr int64_t kStoredTogether = 1;
+#endif
+
+// How deep they are taken at a time.
+template <class T>
+int64_t taken_depth(int64_t rows, int64_t k) {
+#if defined(CPU_BACKEND_TILES)
+  // Where they lie: a quarter or half of L2, which is 2 MiB on every CPU with such tiles.
+  constexpr int64_t kElements = 1 << 18;
+  if (kSame<T, bf16_t> && k % kTileDepth == 0)
+    return rows * k <= 2 * kElements ? k : kElements / rows / kTileDepth * kTileDepth;
+#endif
+  return gemm_depth(rows, k);
+}
+
+// Rows that gemm_item_rows() allows, by panels.
 template <class T>
 void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
   const int64_t elements = packed_panel_elements<T>(args.k);
@@ -210,11 +244,12 @@ void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) 
 
   // As deep as the activations fit.  Then panels go in groups: as many as their products can wait,
   // or, where nothing waits, those that are taken at once.
-  const int64_t deep = gemm_depth(step.rows, args.k);
+  const int64_t deep = taken_depth<T>(step.rows, args.k);
   const int64_t at_once = panels_at_once(step.rows);
   const int64_t pair = args.epilogue.gated ? 2 : 1;
   const int64_t waiting = kProductFloats / (step.rows * kPanelWidth) / pair * pair;
-  const int64_t group = deep < args.k ? waiting : at_once > pair ? at_once : pair;
+  const int64_t stored = kStoredTogether<T> > at_once ? kStoredTogether<T> : at_once;
+  const int64_t group = deep < args.k || waiting < stored ? waiting : stored > pair ? stored : pair;
   for (int64_t p = panels.begin; p < panels.end; p += group) {
     const int64_t end = p + group < panels.end ? p + group : panels.end;
     for (int64_t k = 0; k < args.k; k += deep) {
@@ -235,7 +270,7 @@ void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) 
 // panels come in whole pairs.
 template <class T>
 void gemm(const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const int64_t step = gemm_rows(rows.end - rows.begin, args.k, sizeof(T));
+  const int64_t step = gemm_item_rows<T>(rows.end - rows.begin, args.k);
   for (int64_t r = rows.begin; r < rows.end; r += step)
     gemm_block<T>(args, {r, r + step < rows.end ? r + step : rows.end}, panels, scratch);
 }

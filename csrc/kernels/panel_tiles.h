@@ -27,9 +27,10 @@ struct TileOperands {
 
 // A row of products for each row of the left operands, kWordRowBytes apart: product[i] (+)= left[i]
 // * panel.
+// Each step fetches a part of what comes ahead.
 template <int kLefts, TileWords kFirst, TileWords kSecond = kFirst>
 CPU_BACKEND_INLINE void multiply_tiles(Tiles& tiles, TileOperands from, int64_t steps,
-                                       char* const (&product)[2], bool accumulate) {
+                                       char* const (&product)[2], bool accumulate, Ahead& ahead) {
   constexpr int64_t kRight = kColumnsOfTile * 4;
   if (accumulate) {
     tiles.load<0>(product[0], kWordRowBytes);
@@ -43,6 +44,7 @@ CPU_BACKEND_INLINE void multiply_tiles(Tiles& tiles, TileOperands from, int64_t 
     tiles.zero<3>();
   }
   for (int64_t s = 0; s < steps; ++s) {
+    ahead.fetch_all(1);
     tiles.load<6>(from.panel, kWordRowBytes);
     if constexpr (kColumnTiles > 1) tiles.load<7>(from.panel + kRight, kWordRowBytes);
     tiles.load<4>(from.left[0], from.left_row);
@@ -65,40 +67,52 @@ CPU_BACKEND_INLINE void multiply_tiles(Tiles& tiles, TileOperands from, int64_t 
 
 constexpr int kTileDepth = 2 * kTileWords;  // bf16
 
-// c[kLefts * tile_rows][kPanelWidth] (+)= a * panel; depth is a multiple of kTileDepth.
+// c[first + second][kPanelWidth] (+)= a * panel; depth is a multiple of kTileDepth.
 template <int kLefts>
-CPU_BACKEND_INLINE void multiply_tile_rows(Tiles& tiles, int64_t tile_rows, const bf16_t* a,
+CPU_BACKEND_INLINE void multiply_tile_rows(Tiles& tiles, int64_t first, const bf16_t* a,
                                            int64_t a_stride, const bf16_t* b, int64_t depth,
-                                           float* c, bool accumulate) {
+                                           float* c, bool accumulate, Ahead& ahead) {
   const TileOperands from{
-      {reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(a + tile_rows * a_stride)},
+      {reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(a + first * a_stride)},
       2 * a_stride,
       2 * kTileDepth,
       reinterpret_cast<const char*>(b),
       kTileWords * kWordRowBytes};
   char* const products[2] = {reinterpret_cast<char*>(c),
-                             reinterpret_cast<char*>(c + tile_rows * kPanelWidth)};
+                             reinterpret_cast<char*>(c + first * kPanelWidth)};
   multiply_tiles<kLefts, TileWords::kBf16Pairs>(tiles, from, depth / kTileDepth, products,
-                                                accumulate);
+                                                accumulate, ahead);
 }
 
-// c[rows][kPanelWidth] (+)= a[rows][depth] * panel.
+// c[rows][kPanelWidth] (+)= a[rows][depth] * panel; meanwhile as much of the one that comes next is
+// fetched into L2.
 static inline void multiply_in_tiles(int64_t rows, const bf16_t* a, int64_t a_stride,
-                                     const bf16_t* b, int64_t depth, float* c, bool accumulate) {
-  int64_t row = 0;
-  if (rows >= kTileRows) {
-    Tiles tiles(kTileRows, kColumnsOfTile);
-    for (; row + 2 * kTileRows <= rows; row += 2 * kTileRows)
-      multiply_tile_rows<2>(tiles, kTileRows, a + row * a_stride, a_stride, b, depth,
-                            c + row * kPanelWidth, accumulate);
-    for (; row + kTileRows <= rows; row += kTileRows)
-      multiply_tile_rows<1>(tiles, kTileRows, a + row * a_stride, a_stride, b, depth,
-                            c + row * kPanelWidth, accumulate);
+                                     const bf16_t* b, int64_t depth, float* c, bool accumulate,
+                                     const bf16_t* next) {
+  constexpr int64_t kPairOfTiles = 2 * kTileRows;
+  constexpr int64_t kDepthInL1 = 8 * kTileDepth;  // 16 KiB of a panel of 64-byte vectors
+  const int64_t whole = rows / kPairOfTiles * kPairOfTiles;
+  Ahead ahead{reinterpret_cast<const char*>(next),
+              ceil_div(kTileWords * kWordRowBytes, ceil_div(rows, kPairOfTiles))};
+  if (whole > 0) {
+    Tiles tiles(kTileRows, kTileRows, kColumnsOfTile);
+    const int64_t part = whole > kPairOfTiles ? kDepthInL1 : depth;
+    for (int64_t k = 0; k < depth; k += part)
+      for (int64_t r = 0; r < whole; r += kPairOfTiles)
+        multiply_tile_rows<2>(tiles, kTileRows, a + r * a_stride + k, a_stride, b + k * kPanelWidth,
+                              depth - k < part ? depth - k : part, c + r * kPanelWidth,
+                              accumulate || k > 0, ahead);
   }
-  if (row < rows) {  // tiles of fewer rows
-    Tiles tiles(rows - row, kColumnsOfTile);
-    multiply_tile_rows<1>(tiles, rows - row, a + row * a_stride, a_stride, b, depth,
-                          c + row * kPanelWidth, accumulate);
+  const int64_t rest = rows - whole;
+  if (rest == 0) return;
+  a += whole * a_stride;
+  c += whole * kPanelWidth;
+  if (rest > kTileRows) {
+    Tiles tiles(kTileRows, rest - kTileRows, kColumnsOfTile);
+    multiply_tile_rows<2>(tiles, kTileRows, a, a_stride, b, depth, c, accumulate, ahead);
+  } else {
+    Tiles tiles(rest, rest, kColumnsOfTile);
+    multiply_tile_rows<1>(tiles, rest, a, a_stride, b, depth, c, accumulate, ahead);
   }
 }
 

@@ -47,7 +47,11 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, int
       tile.add_segment(layout, group, a, codes, steps);
       a.end_segment(Tile::rows(rows), tile.code_bytes(steps));
     }
-    if (!expand) packed = codes;
+    if (expand) {
+      packed.ahead = codes.ahead;
+    } else {
+      packed = codes;
+    }
   }
   tile.end(block);
 }
@@ -86,10 +90,11 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
 
 // Results of a group of panels, what a tile keeps beside its own, and a panel of codes that are
 // expanded.
-constexpr int64_t kResultFloats = 2 * kMostItemRows * kPanelWidth;
+constexpr int64_t kMostTogether = kHasTiles ? kMatrixRows : kMostItemRows;
+constexpr int64_t kResultFloats = (kHasTiles ? 8 : 2) * kMostTogether * kPanelWidth;
 constexpr int64_t kTileFloats =
     float_scratch_floats() > kMatrixFloats ? float_scratch_floats() : kMatrixFloats;
-static_assert(kResultFloats >= kSideBySide * kPanelWidth && kMostRows <= kMostItemRows, "results");
+static_assert(kResultFloats >= kSideBySide * kPanelWidth && kMostRows <= kMostTogether, "results");
 
 static inline int64_t quant_scratch_floats(const QuantLayout& layout) {
   const bool expands = layout.expands() || (kHasTiles && layout.bits == 4);
@@ -133,12 +138,13 @@ CPU_BACKEND_INLINE int64_t tile_rows_of(const QuantGemmArgs& args) {
   return args.layout.activations == Activations::kFloat ? kFloatRows : args.rows.tile_rows;
 }
 
-// At most kMostItemRows rows, whole tiles.
+// At most kMostTogether rows, whole tiles.
 template <class T>
 void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
   QuantGemmArgs multiplied = args;
   multiplied.layout = args.layout.multiplied();
-  const bool expands = args.layout.expands() || (in_matrix(args.rows) && args.layout.bits == 4);
+  const bool matrix = in_matrix(args.rows);
+  const bool expands = args.layout.expands() || (matrix && args.layout.bits == 4);
   float* const beside = scratch + kResultFloats;
   char* const expanded = reinterpret_cast<char*>(beside + kTileFloats);
   const int64_t count = rows.end - rows.begin;
@@ -146,7 +152,7 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
   const int64_t tiles = ceil_div(count, tile_rows);
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
-  const bool few = count == 1 && !in_matrix(args.rows);
+  const bool few = count == 1 && !matrix;
   const int64_t at_once = few && !expands && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
   TileCodes codes{};
   codes.stride = bytes;
@@ -154,13 +160,16 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
   codes.packed = &args.layout;
   codes.expanded = expands && codes.alone ? expanded : nullptr;
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
-  // of them fetch a part of the next one, which costs a single tile a tenth of its speed.
-  codes.ahead_step = codes.alone ? 0 : bytes / (tiles * steps);
+  // of them fetch a part of the next one, which costs a single tile a tenth of its speed.  A matrix
+  // tile computes for long enough.
+  const bool fetch = matrix || !codes.alone;
+  codes.ahead_step = fetch ? ceil_div(bytes, tiles * steps) : 0;
   // Panels go in equal groups: those that are taken at once, or before a gate as many as results
   // can wait for.  After every pair it interrupted the streams of memory: products of 2 rows took 5
   // to 8 % longer (int8, Zen 4).
   const int64_t pair = args.epilogue.gated ? 2 : 1;
-  const int64_t most = args.epilogue.gated ? kResultFloats / (pair * count * kPanelWidth) : at_once;
+  const int64_t most =
+      args.epilogue.gated || matrix ? kResultFloats / (pair * count * kPanelWidth) : at_once;
   for (int64_t p = panels.begin, end = p; p < panels.end; p = end) {
     const int64_t left = (panels.end - p) / pair;
     end = p + ceil_div(left, ceil_div(left, most)) * pair;
@@ -175,7 +184,7 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t done = t * tile_rows;
         const int64_t size = count - done < tile_rows ? count - done : tile_rows;
-        codes.ahead = panel + (codes.alone ? 0 : bytes + t * steps * codes.ahead_step);
+        codes.ahead = panel + (fetch ? bytes + t * steps * codes.ahead_step : 0);
         quant_block(multiplied, rows.begin + done, size, end - q < at_once ? end - q : at_once,
                     codes, block + done * kPanelWidth, beside);
       }
@@ -190,7 +199,7 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
 // T or fp32; with a gated epilogue panels come in whole pairs.
 template <class T>
 void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const int64_t step = kMostItemRows / tile_rows_of(args) * tile_rows_of(args);
+  const int64_t step = kMostTogether / tile_rows_of(args) * tile_rows_of(args);
   for (int64_t r = rows.begin; r < rows.end; r += step)
     quant_gemm_block<T>(args, {r, r + step < rows.end ? r + step : rows.end}, panels, scratch);
 }

@@ -32,7 +32,7 @@ class MatrixTile {
         lefts_(ceil_div(rows, kTileRows)),
         left_rows_(ceil_div(rows, lefts_)),
         part_(matrix_steps(layout)),
-        tiles_(left_rows_, kColumnsOfTile, kStepQuads * part_),
+        tiles_(left_rows_, left_rows_, kColumnsOfTile, kStepQuads * part_),
         results_(block),
         sums_(reinterpret_cast<char*>(scratch)) {
     for (int64_t i = 0; i < rows * kPanelWidth; i += kLanes) store(block + i, Vec{});
@@ -46,6 +46,7 @@ class MatrixTile {
                    TileCodes& codes, int64_t steps) {
     constexpr int64_t kPartsInL1 = 8;  // 16 KiB of codes where vectors have 64 bytes
     TileOperands from{};
+    Ahead ahead{codes.ahead, ceil_div(codes.ahead_step * part_, ceil_div(lefts_, kRowTiles))};
     from.left_row = part_ * kQuadsStep;
     from.left_step = kPlanes * rows_ * from.left_row;
     from.panel_step = part_ * kStepBytes;
@@ -60,14 +61,15 @@ class MatrixTile {
         char* const first = sums_ + row * kPlanes * kWordRowBytes;
         char* const sums[2] = {first, first + left_rows_ * kWordRowBytes};
         if (kQuads && left + 1 == lefts_) {
-          multiply_tiles<1, kFirst>(tiles_, from, end - begin, sums, begin > 0);
+          multiply_tiles<1, kFirst>(tiles_, from, end - begin, sums, begin > 0, ahead);
         } else {
-          multiply_tiles<2, kFirst, kSecond>(tiles_, from, end - begin, sums, begin > 0);
+          multiply_tiles<2, kFirst, kSecond>(tiles_, from, end - begin, sums, begin > 0, ahead);
         }
         if (end == parts) add_rows(layout, group, a, row, row + kRowTiles * left_rows_, sums);
       }
     }
     codes.at += steps * kStepBytes;
+    codes.ahead = ahead.at;
   }
   void end(float*) const {}
 

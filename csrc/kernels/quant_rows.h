@@ -58,9 +58,8 @@ static inline int64_t channel_bytes(const QuantLayout& layout) {
 // fit 16 registers; 6 rows spill, a third of the speed at groups of 32.
 constexpr int kQuantRows = kMaxRows == 12 ? 12 : 4;
 
-// Rows of a matrix tile, which read a panel once: six left operands, and a group of 128 channels of
-// the panel stays in L1 for all of them.
-constexpr int kMatrixRows = 96;
+// Rows of a matrix tile, which take a panel from memory once.
+constexpr int kMatrixRows = 256;
 
 constexpr int kMostRows = kHasTiles ? kMatrixRows : kQuantRows;
 

@@ -8,7 +8,9 @@
 namespace cpu_backend {
 namespace {
 
-constexpr int64_t kCacheBytes = 128 * 1024;  // of L2, for an item's rows while panels pass by
+// Of L2, for an item's rows while panels pass by.  CPUs with matrix tiles, which take a panel from
+// memory once for all rows of a tile, have 2 MiB.
+constexpr int64_t kCacheBytes = 128 * 1024, kLargeCacheBytes = 1024 * 1024;
 
 // Items of whole tiles of equal size; layout as multiplied.
 struct ItemTiles {
@@ -17,11 +19,18 @@ struct ItemTiles {
   ItemTiles(const QuantLayout& layout, int64_t m) {
     const KernelTable& table = kernels();
     const bool floats = layout.activations == Activations::kFloat;
-    const int64_t tile = floats ? 1 : table.quant_tile_rows;
-    // CPUs with matrix tiles, which read a panel once for all of their rows, have 2 MiB of L2.
-    const int64_t least = std::max(kLeastItemRows, tile);
-    const int64_t most = item_rows(m, kCacheBytes / table.quant_row_bytes(layout), least);
-    const int64_t wanted = std::min(m, most);
+    int64_t tile = floats ? 1 : table.quant_tile_rows;
+    int64_t wanted = m;
+    if (tile > kMostItemRows) {
+      // Sums and results of all rows come and go with every segment, so fewer rows stay in L1.
+      const int64_t most = layout.segments() == 1 ? tile : tile / 2;
+      const int64_t fitting = kLargeCacheBytes / table.quant_row_bytes(layout);
+      tile = std::clamp(fitting, kMostItemRows, most);
+      wanted = ceil_div(m, ceil_div(m, tile));
+    } else {
+      const int64_t fitting = kCacheBytes / table.quant_row_bytes(layout);
+      wanted = std::min(m, item_rows(m, fitting, kLeastItemRows));
+    }
     const int64_t tiles = ceil_div(wanted, tile);
     tile_rows = ceil_div(wanted, tiles);
     rows = tiles * tile_rows;
@@ -45,7 +54,7 @@ GemmPlan Product::plan(int64_t threads) const {
                         epilogue.gated ? 2 : 1};
   const int64_t item_rows = weight->quantized
                                 ? ItemTiles(weight->quantized->layout.multiplied(), m).rows
-                                : gemm_rows(m, weight->k, weight->packed.element_size());
+                                : kernels().gemm_item_rows(dtype, m, weight->k);
   return plan_gemm(shape, item_rows, threads);
 }
 

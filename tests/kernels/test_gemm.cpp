@@ -275,6 +275,14 @@ void test_gemm_takes_long_rows_in_parts() {
              name_of(type));
       check_product(table, Problem(type, 2, 5, k), true, false);
     }
+    // As deep as matrix tiles take 128 rows, and a part more; rows of tiles that are not full.
+    const Problem problem(DType::kBFloat16, 127, 2 * table.panel_width + 3, 4096 + 96);
+    const Buffer packed = problem.pack(table);
+    const int64_t panels = problem.panels(table);
+    Buffer together(problem.type, problem.m, problem.n), apart(problem.type, problem.m, problem.n);
+    problem.run(table, problem.args(packed, together, true), {0, problem.m}, problem.m, panels);
+    problem.run(table, problem.args(packed, apart, true), {0, problem.m}, 1, 1);
+    expect(together == apart, "a row of 127 depends on its batch");
   });
 }
 const Registration f("gemm/test_gemm_takes_long_rows_in_parts", test_gemm_takes_long_rows_in_parts);

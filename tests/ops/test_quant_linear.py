@@ -315,7 +315,8 @@ def test_output_and_input_shapes(dtype: torch.dtype, seeded: torch.Generator) ->
 def test_packed_size_is_codes_and_scales(seeded: torch.Generator) -> None:
     codes, scales = quantize_weight(random(seeded, 256, 512), 4, 32, torch.bfloat16)
     layer = QuantizedLinear(symmetric(codes, 4), GroupScales(scales, 32), 512)
-    assert layer.nbytes == 256 * 512 // 2 + 256 * 16 * 2
+    size = 256 * 512 // 2 + 256 * 16 * 2
+    assert size <= layer.nbytes < size + 2048  # matrix tiles may read a little past the end
 
 
 def test_quantized_linear_passes_opcheck(dtype: torch.dtype, seeded: torch.Generator) -> None:
