@@ -68,23 +68,20 @@ void store_gated(const GemmEpilogue& to, int64_t row, int64_t rows, Slice column
                  int64_t up_column, const float* gates, const float* ups) {
   switch (to.activation) {
     case Activation::kSilu:
-      return store_gated_as<T, Activation::kSilu>(to, row, rows, columns, up_column, gates,
-                                                   ups);
+      return store_gated_as<T, Activation::kSilu>(to, row, rows, columns, up_column, gates, ups);
     case Activation::kGelu:
-      return store_gated_as<T, Activation::kGelu>(to, row, rows, columns, up_column, gates,
-                                                   ups);
+      return store_gated_as<T, Activation::kGelu>(to, row, rows, columns, up_column, gates, ups);
     case Activation::kGeluTanh:
       return store_gated_as<T, Activation::kGeluTanh>(to, row, rows, columns, up_column, gates,
-                                                   ups);
+                                                      ups);
     case Activation::kGeluQuick:
       return store_gated_as<T, Activation::kGeluQuick>(to, row, rows, columns, up_column, gates,
-                                                   ups);
+                                                       ups);
     case Activation::kSigmoid:
-      return store_gated_as<T, Activation::kSigmoid>(to, row, rows, columns, up_column, gates,
-                                                   ups);
+      return store_gated_as<T, Activation::kSigmoid>(to, row, rows, columns, up_column, gates, ups);
     case Activation::kSwigluOai:
       return store_gated_as<T, Activation::kSwigluOai>(to, row, rows, columns, up_column, gates,
-                                                   ups);
+                                                       ups);
   }
 }
 

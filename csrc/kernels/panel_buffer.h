@@ -1,7 +1,7 @@
 // Panels side by side, as a page of keys or values has them, and products with a part of them.
 #pragma once
 
-#include "kernels/panel.h"
+#include "kernels/panel_tiles.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -51,6 +51,24 @@ void multiply_columns(int64_t rows, int64_t count, const A* a, int64_t a_stride,
                    accumulate, next && at < next_columns ? next + offset : nullptr);
   });
 }
+
+#if defined(CPU_BACKEND_TILES)
+// The same in tiles, which are set up once.
+static inline void multiply_columns(int64_t rows, int64_t count, const bf16_t* a, int64_t a_stride,
+                                    const PanelBuffer<bf16_t>& b, int64_t k, int64_t column,
+                                    int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                                    const bf16_t* next, int64_t next_columns) {
+  for_each_tile_pair(rows, [&](Tiles& tiles, int64_t r, int64_t part) CPU_BACKEND_LAMBDA {
+    for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
+      const int64_t offset = b.offset(k, at);
+      multiply_part(tiles, part, now,
+                    {a + r * a_stride, a_stride, b.at + offset, b.width(at),
+                     c + r * c_stride + done, c_stride},
+                    depth, accumulate, next && at < next_columns ? next + offset : nullptr);
+    });
+  });
+}
+#endif
 
 #if defined(CPU_BACKEND_BF16_PAIRS)
 // One chain of the widest panel of bf16.

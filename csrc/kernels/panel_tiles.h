@@ -22,21 +22,24 @@ struct TileOperands {
   const char* left[2];
   int64_t left_row, left_step;
   const char* panel;
-  int64_t panel_step;
+  int64_t panel_row, panel_step;
 };
 
-// A row of products for each row of the left operands, kWordRowBytes apart: product[i] (+)= left[i]
-// * panel.
-// Each step fetches a part of what comes ahead.
-template <int kLefts, TileWords kFirst, TileWords kSecond = kFirst>
+constexpr int kFetches = 4;
+
+// A row of products for each row of the left operands, `product_row` bytes apart: product[i] (+)=
+// left[i] * panel.  Each step fetches a part of what comes ahead; evenly: in kFetches parts, one
+// for each of its loads, because a single tile waits in the same buffers for its own lines.
+template <Fetch kFetch, int kLefts, int kColumns, TileWords kFirst, TileWords kSecond = kFirst>
 CPU_BACKEND_INLINE void multiply_tiles(Tiles& tiles, TileOperands from, int64_t steps,
-                                       char* const (&product)[2], bool accumulate, Ahead& ahead) {
+                                       char* const (&product)[2], int64_t product_row,
+                                       bool accumulate, Ahead& ahead) {
   constexpr int64_t kRight = kColumnsOfTile * 4;
   if (accumulate) {
-    tiles.load<0>(product[0], kWordRowBytes);
-    if constexpr (kColumnTiles > 1) tiles.load<1>(product[0] + kRight, kWordRowBytes);
-    if constexpr (kLefts > 1) tiles.load<2>(product[1], kWordRowBytes);
-    if constexpr (kLefts > 1 && kColumnTiles > 1) tiles.load<3>(product[1] + kRight, kWordRowBytes);
+    tiles.load<0>(product[0], product_row);
+    if constexpr (kColumns > 1) tiles.load<1>(product[0] + kRight, product_row);
+    if constexpr (kLefts > 1) tiles.load<2>(product[1], product_row);
+    if constexpr (kLefts > 1 && kColumns > 1) tiles.load<3>(product[1] + kRight, product_row);
   } else {
     tiles.zero<0>();
     tiles.zero<1>();
@@ -45,43 +48,58 @@ CPU_BACKEND_INLINE void multiply_tiles(Tiles& tiles, TileOperands from, int64_t 
   }
   for (int64_t s = 0; s < steps; ++s) {
     ahead.fetch_all(1);
-    tiles.load<6>(from.panel, kWordRowBytes);
-    if constexpr (kColumnTiles > 1) tiles.load<7>(from.panel + kRight, kWordRowBytes);
+    tiles.load<6>(from.panel, from.panel_row);
+    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_all(1);
+    if constexpr (kColumns > 1) tiles.load<7>(from.panel + kRight, from.panel_row);
+    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_all(1);
     tiles.load<4>(from.left[0], from.left_row);
     tiles.multiply<kFirst, 0, 0>();
-    if constexpr (kColumnTiles > 1) tiles.multiply<kFirst, 0, 1>();
+    if constexpr (kFetch == Fetch::kEvenly) ahead.fetch_all(1);
+    if constexpr (kColumns > 1) tiles.multiply<kFirst, 0, 1>();
     if constexpr (kLefts > 1) {
       tiles.load<5>(from.left[1], from.left_row);
       tiles.multiply<kSecond, 1, 0>();
-      if constexpr (kColumnTiles > 1) tiles.multiply<kSecond, 1, 1>();
+      if constexpr (kColumns > 1) tiles.multiply<kSecond, 1, 1>();
       from.left[1] += from.left_step;
     }
     from.left[0] += from.left_step;
     from.panel += from.panel_step;
   }
-  tiles.store<0>(product[0], kWordRowBytes);
-  if constexpr (kColumnTiles > 1) tiles.store<1>(product[0] + kRight, kWordRowBytes);
-  if constexpr (kLefts > 1) tiles.store<2>(product[1], kWordRowBytes);
-  if constexpr (kLefts > 1 && kColumnTiles > 1) tiles.store<3>(product[1] + kRight, kWordRowBytes);
+  tiles.store<0>(product[0], product_row);
+  if constexpr (kColumns > 1) tiles.store<1>(product[0] + kRight, product_row);
+  if constexpr (kLefts > 1) tiles.store<2>(product[1], product_row);
+  if constexpr (kLefts > 1 && kColumns > 1) tiles.store<3>(product[1] + kRight, product_row);
 }
 
 constexpr int kTileDepth = 2 * kTileWords;  // bf16
+constexpr int64_t kPairOfTiles = 2 * kTileRows;
 
-// c[first + second][kPanelWidth] (+)= a * panel; depth is a multiple of kTileDepth.
-template <int kLefts>
-CPU_BACKEND_INLINE void multiply_tile_rows(Tiles& tiles, int64_t first, const bf16_t* a,
-                                           int64_t a_stride, const bf16_t* b, int64_t depth,
-                                           float* c, bool accumulate, Ahead& ahead) {
-  const TileOperands from{
-      {reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(a + first * a_stride)},
-      2 * a_stride,
-      2 * kTileDepth,
-      reinterpret_cast<const char*>(b),
-      kTileWords * kWordRowBytes};
-  char* const products[2] = {reinterpret_cast<char*>(c),
-                             reinterpret_cast<char*>(c + first * kPanelWidth)};
-  multiply_tiles<kLefts, TileWords::kBf16Pairs>(tiles, from, depth / kTileDepth, products,
-                                                accumulate, ahead);
+// A product of bf16: rows of a and c are `a_stride` and `c_stride` numbers apart, columns of b
+// `b_stride`.
+struct Bf16Product {
+  const bf16_t* a;
+  int64_t a_stride;
+  const bf16_t* b;
+  int64_t b_stride;
+  float* c;
+  int64_t c_stride;
+};
+
+// c[first + second] (+)= a * panel; depth is a multiple of kTileDepth.
+template <Fetch kFetch, int kLefts, int kColumns>
+CPU_BACKEND_INLINE void multiply_tile_rows(Tiles& tiles, int64_t first, const Bf16Product& of,
+                                           int64_t depth, bool accumulate, Ahead& ahead) {
+  const auto bytes = [](auto* x) { return reinterpret_cast<const char*>(x); };
+  const TileOperands from{{bytes(of.a), bytes(of.a + first * of.a_stride)},
+                          2 * of.a_stride,
+                          2 * kTileDepth,
+                          bytes(of.b),
+                          4 * of.b_stride,
+                          kTileWords * 4 * of.b_stride};
+  char* const products[2] = {reinterpret_cast<char*>(of.c),
+                             reinterpret_cast<char*>(of.c + first * of.c_stride)};
+  multiply_tiles<kFetch, kLefts, kColumns, TileWords::kBf16Pairs>(
+      tiles, from, depth / kTileDepth, products, 4 * of.c_stride, accumulate, ahead);
 }
 
 // c[rows][kPanelWidth] (+)= a[rows][depth] * panel; meanwhile as much of the one that comes next is
@@ -89,7 +107,6 @@ CPU_BACKEND_INLINE void multiply_tile_rows(Tiles& tiles, int64_t first, const bf
 static inline void multiply_in_tiles(int64_t rows, const bf16_t* a, int64_t a_stride,
                                      const bf16_t* b, int64_t depth, float* c, bool accumulate,
                                      const bf16_t* next) {
-  constexpr int64_t kPairOfTiles = 2 * kTileRows;
   constexpr int64_t kDepthInL1 = 8 * kTileDepth;  // 16 KiB of a panel of 64-byte vectors
   const int64_t whole = rows / kPairOfTiles * kPairOfTiles;
   Ahead ahead{reinterpret_cast<const char*>(next),
@@ -99,21 +116,101 @@ static inline void multiply_in_tiles(int64_t rows, const bf16_t* a, int64_t a_st
     const int64_t part = whole > kPairOfTiles ? kDepthInL1 : depth;
     for (int64_t k = 0; k < depth; k += part)
       for (int64_t r = 0; r < whole; r += kPairOfTiles)
-        multiply_tile_rows<2>(tiles, kTileRows, a + r * a_stride + k, a_stride, b + k * kPanelWidth,
-                              depth - k < part ? depth - k : part, c + r * kPanelWidth,
-                              accumulate || k > 0, ahead);
+        multiply_tile_rows<Fetch::kInBursts, 2, kColumnTiles>(
+            tiles, kTileRows,
+            {a + r * a_stride + k, a_stride, b + k * kPanelWidth, kPanelWidth, c + r * kPanelWidth,
+             kPanelWidth},
+            depth - k < part ? depth - k : part, accumulate || k > 0, ahead);
   }
   const int64_t rest = rows - whole;
   if (rest == 0) return;
-  a += whole * a_stride;
-  c += whole * kPanelWidth;
+  const Bf16Product of{a + whole * a_stride,    a_stride,   b, kPanelWidth,
+                       c + whole * kPanelWidth, kPanelWidth};
   if (rest > kTileRows) {
     Tiles tiles(kTileRows, rest - kTileRows, kColumnsOfTile);
-    multiply_tile_rows<2>(tiles, kTileRows, a, a_stride, b, depth, c, accumulate, ahead);
+    multiply_tile_rows<Fetch::kInBursts, 2, kColumnTiles>(tiles, kTileRows, of, depth, accumulate,
+                                                          ahead);
   } else {
     Tiles tiles(rest, rest, kColumnsOfTile);
-    multiply_tile_rows<1>(tiles, rest, a, a_stride, b, depth, c, accumulate, ahead);
+    multiply_tile_rows<Fetch::kInBursts, 1, kColumnTiles>(tiles, rest, of, depth, accumulate,
+                                                          ahead);
   }
+}
+
+// The last of a depth that is not whole steps, as one step that ends in zeros: neither what lies
+// behind it in the panel nor in a row of a is used, as either may be NaN.
+struct LastStep {
+  bf16_t a[2 * kTileRows * kTileDepth];
+  bf16_t b[kTileDepth * kPanelWidth];
+
+  LastStep(const Bf16Product& of, int64_t rows, int64_t columns, int64_t depth) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t k = 0; k < kTileDepth; ++k)
+        a[r * kTileDepth + k] = k < depth ? of.a[r * of.a_stride + k] : bf16_t{};
+    for (int64_t k = 0; k < kTileDepth; k += 2)
+      for (int64_t c = 0; c < columns; ++c)
+        for (int64_t i = 0; i < 2; ++i)
+          b[k * columns + 2 * c + i] = k + i < depth ? of.b[k * of.b_stride + 2 * c + i] : bf16_t{};
+  }
+};
+
+// Up to 32 rows by one or two tiles of columns.
+template <int kColumns>
+CPU_BACKEND_INLINE void multiply_part(Tiles& tiles, int64_t rows, int64_t columns,
+                                      const Bf16Product& of, int64_t depth, bool accumulate,
+                                      Ahead& ahead) {
+  const auto multiply = [&](const Bf16Product& part, int64_t deep, bool add) CPU_BACKEND_LAMBDA {
+    if (rows > kTileRows) {
+      multiply_tile_rows<Fetch::kEvenly, 2, kColumns>(tiles, kTileRows, part, deep, add, ahead);
+    } else {
+      multiply_tile_rows<Fetch::kEvenly, 1, kColumns>(tiles, rows, part, deep, add, ahead);
+    }
+  };
+  const int64_t whole = depth / kTileDepth * kTileDepth;
+  if (whole > 0) multiply(of, whole, accumulate);
+  if (whole == depth) return;
+  Bf16Product last = of;
+  last.a += whole;
+  last.b += whole * of.b_stride;
+  const LastStep step(last, rows, columns, depth - whole);
+  multiply({step.a, kTileDepth, step.b, columns, of.c, of.c_stride}, kTileDepth,
+           accumulate || whole > 0);
+}
+
+// Up to 32 rows by any part of a panel; `tiles` are set up for them.
+CPU_BACKEND_INLINE void multiply_part(Tiles& tiles, int64_t rows, int64_t columns,
+                                      const Bf16Product& of, int64_t depth, bool accumulate,
+                                      const bf16_t* next) {
+  Ahead ahead{reinterpret_cast<const char*>(next),
+              next ? kTileWords * 4 * of.b_stride / kFetches : 0};
+  tiles.set_columns(columns < kColumnsOfTile ? columns : kColumnsOfTile);
+  if (columns > kColumnsOfTile) {
+    multiply_part<kColumnTiles>(tiles, rows, columns, of, depth, accumulate, ahead);
+  } else {
+    multiply_part<1>(tiles, rows, columns, of, depth, accumulate, ahead);
+  }
+}
+
+// f(tiles, first row, rows) for up to 32 rows at a time.
+template <class F>
+CPU_BACKEND_INLINE void for_each_tile_pair(int64_t rows, F f) {
+  for (int64_t r = 0; r < rows; r += kPairOfTiles) {
+    const int64_t now = rows - r < kPairOfTiles ? rows - r : kPairOfTiles;
+    Tiles tiles(now < kTileRows ? now : kTileRows, now > kTileRows ? now - kTileRows : now,
+                kColumnsOfTile);
+    f(tiles, r, now);
+  }
+}
+
+// multiply_panel() for rows of bf16 by a part of a panel of bf16.
+static inline void multiply_panel(int64_t rows, int64_t columns, const bf16_t* a, int64_t a_stride,
+                                  const bf16_t* b, int64_t b_stride, int64_t depth, float* c,
+                                  int64_t c_stride, bool accumulate, const bf16_t* next) {
+  for_each_tile_pair(rows, [&](Tiles& tiles, int64_t r, int64_t now) CPU_BACKEND_LAMBDA {
+    multiply_part(tiles, now, columns,
+                  {a + r * a_stride, a_stride, b, b_stride, c + r * c_stride, c_stride}, depth,
+                  accumulate, next);
+  });
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

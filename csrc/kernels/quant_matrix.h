@@ -49,6 +49,7 @@ class MatrixTile {
     Ahead ahead{codes.ahead, ceil_div(codes.ahead_step * part_, ceil_div(lefts_, kRowTiles))};
     from.left_row = part_ * kQuadsStep;
     from.left_step = kPlanes * rows_ * from.left_row;
+    from.panel_row = kWordRowBytes;
     from.panel_step = part_ * kStepBytes;
     const int64_t parts = ceil_div(steps, part_);
     for (int64_t begin = 0; begin < parts; begin += kPartsInL1) {
@@ -61,9 +62,11 @@ class MatrixTile {
         char* const first = sums_ + row * kPlanes * kWordRowBytes;
         char* const sums[2] = {first, first + left_rows_ * kWordRowBytes};
         if (kQuads && left + 1 == lefts_) {
-          multiply_tiles<1, kFirst>(tiles_, from, end - begin, sums, begin > 0, ahead);
+          multiply_tiles<Fetch::kInBursts, 1, kColumnTiles, kFirst>(
+              tiles_, from, end - begin, sums, kWordRowBytes, begin > 0, ahead);
         } else {
-          multiply_tiles<2, kFirst, kSecond>(tiles_, from, end - begin, sums, begin > 0, ahead);
+          multiply_tiles<Fetch::kInBursts, 2, kColumnTiles, kFirst, kSecond>(
+              tiles_, from, end - begin, sums, kWordRowBytes, begin > 0, ahead);
         }
         if (end == parts) add_rows(layout, group, a, row, row + kRowTiles * left_rows_, sums);
       }
