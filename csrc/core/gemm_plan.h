@@ -16,12 +16,13 @@ constexpr int64_t kActivationFloats = 53248;
 
 // Numbers from one row that was copied to the next: a cache line of padding, whatever their type,
 // keeps rows of 2^n out of each other's cache sets.
-constexpr int64_t padded_depth(int64_t depth) { return round_up(depth, 32) + 32; }
+constexpr int64_t kRowPadding = 32;
+constexpr int64_t padded_depth(int64_t depth) { return round_up(depth, kRowPadding) + kRowPadding; }
 
 // How deep `rows` rows can be taken at a time, in whole chains.
 static inline int64_t gemm_depth(int64_t rows, int64_t k) {
   if (rows * padded_depth(k) <= kActivationFloats) return k;
-  return (kActivationFloats / rows - 16) / kChainLength * kChainLength;
+  return (kActivationFloats / rows - kRowPadding) / kChainLength * kChainLength;
 }
 
 struct GemmShape {

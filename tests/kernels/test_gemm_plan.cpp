@@ -17,8 +17,8 @@ void for_each_plan(F check) {
           for (int64_t threads : kThreads)
             for (int64_t weight_bytes : {2, 4}) {
               const GemmShape shape{m, n, k, round_up(ceil_div(n, 16), together), together};
-              const int64_t rows = gemm_rows(m, k, weight_bytes);
-              check(shape, plan_gemm(shape, rows, threads), threads);
+              for (int64_t rows : {gemm_rows(m, k, weight_bytes), tile_item_rows(m)})
+                check(shape, plan_gemm(shape, rows, threads), threads);
             }
 }
 
