@@ -6,3 +6,9 @@ needs, `measure` takes turns, each a `process` that runs one of `runners/`, `sum
 records into figures, `report` and `chart` show them. Standard library only, apart from what runs
 in the peers' own environments (`runners/`, `convert/`).
 """
+
+import sys
+from pathlib import Path
+
+# What reads the machine is this project's own, found where nothing is installed.
+sys.path.append(str(Path(__file__).parents[2] / "src"))

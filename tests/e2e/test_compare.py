@@ -37,3 +37,9 @@ def test_comparison_of_this_project_with_nobody(tmp_path: Path) -> None:
     (record, _) = map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines())
     assert record["greedy"]["text"].startswith(" Paris.")
     assert len(record["works"]["prompt:16"]["values"]) == 3
+
+
+def test_comparison_needs_the_standard_library_alone() -> None:
+    command = [sys.executable, "-S", "-m", "benchmarks.compare", "--help"]  # no site-packages
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    subprocess.run(command, cwd=ROOT, env=environ, check=True, capture_output=True)
