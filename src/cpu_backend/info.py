@@ -82,8 +82,7 @@ def banner(library: native.Library, dtype: str) -> list[str]:
     return [
         f"version {cpu_backend.__version__} on {cpu_model()}",
         f"instruction set {library.target} of {', '.join(library.runnable)} runnable here",
-        f"dtype {dtype.removeprefix('torch.')}; {_products(library)}; "
-        f"attention: paged {library.target}; no compiler at run time",
+        f"dtype {dtype.removeprefix('torch.')}; {_products(library)}; no compiler at run time",
         *native.other_versions(),
     ]
 
