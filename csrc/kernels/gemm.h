@@ -193,11 +193,15 @@ inline void take_rows(GemmStep<bf16_t>& step, const bf16_t* a, int64_t a_stride,
 
 template <>
 inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
+  // Few rows read panels from front to back, one after the other, so what comes soon is enough.
+  constexpr int64_t kSoon = 16384;
+  const int64_t ahead =
+      step.rows <= kPairOfTiles && step.panel_elements > kSoon ? kSoon : step.panel_elements;
   for (int64_t p = 0; p < panels; ++p) {
     const bf16_t* panel = step.panel + p * step.panel_elements;
     multiply_in_tiles(step.rows, step.a, step.a_stride, panel, round_up(step.depth, kTileDepth),
                       step.c + p * step.rows * kPanelWidth, step.accumulate,
-                      panel + step.panel_elements);
+                      panel + ahead);
   }
 }
 #endif
@@ -224,10 +228,10 @@ constexpr int64_t kStoredTogether = 1;
 template <class T>
 int64_t taken_depth(int64_t rows, int64_t k) {
 #if defined(CPU_BACKEND_TILES)
-  // Where they lie: a quarter or half of L2, which is 2 MiB on every CPU with such tiles.
+  // Where they lie: a quarter of L2, which is 2 MiB on every CPU with such tiles.
   constexpr int64_t kElements = 1 << 18;
   if (kSame<T, bf16_t> && k % kTileDepth == 0)
-    return rows * k <= 2 * kElements ? k : kElements / rows / kTileDepth * kTileDepth;
+    return rows * k <= kElements ? k : kElements / rows / kTileDepth * kTileDepth;
 #endif
   return gemm_depth(rows, k);
 }

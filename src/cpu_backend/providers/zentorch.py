@@ -167,8 +167,9 @@ class Zentorch(Provider):
         return ZenExperts(gate_up, down, activation)
 
     def _check(self, dtype: torch.dtype) -> None:
-        if dtype == torch.float16 and not torch.ops.zentorch.zentorch_is_fp16_supported():
-            raise Unsupported("has float16 only for CPUs with AVX512_FP16")
+        # On CPUs with AVX512_FP16 it adds up in fp16: 0.7 % of error after 224 products.
+        if dtype == torch.float16:
+            raise Unsupported("does not sum float16 in float32")
         if dtype == torch.bfloat16 and not torch.ops.zentorch.zentorch_is_bf16_supported():
             raise Unsupported("has bfloat16 only for CPUs with AVX512_BF16")
 
