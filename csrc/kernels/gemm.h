@@ -200,8 +200,7 @@ inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
   for (int64_t p = 0; p < panels; ++p) {
     const bf16_t* panel = step.panel + p * step.panel_elements;
     multiply_in_tiles(step.rows, step.a, step.a_stride, panel, round_up(step.depth, kTileDepth),
-                      step.c + p * step.rows * kPanelWidth, step.accumulate,
-                      panel + ahead);
+                      step.c + p * step.rows * kPanelWidth, step.accumulate, panel + ahead);
   }
 }
 #endif

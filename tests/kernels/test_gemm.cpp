@@ -276,7 +276,7 @@ void test_gemm_takes_long_rows_in_parts() {
       check_product(table, Problem(type, 2, 5, k), true, false);
     }
     // As deep as matrix tiles take 128 rows, and a part more; rows of tiles that are not full.
-    const Problem problem(DType::kBFloat16, 127, 2 * table.panel_width + 3, 4096 + 96);
+    const Problem problem(DType::kBFloat16, 127, table.panel_width + 3, 2048 + 96);
     const Buffer packed = problem.pack(table);
     const int64_t panels = problem.panels(table);
     Buffer together(problem.type, problem.m, problem.n), apart(problem.type, problem.m, problem.n);
