@@ -2,11 +2,9 @@
 // the panel's columns at a time.  For bf16 multiply_in_tiles() takes whole panels of a weight, and
 // multiply_panel() any part of one, as in kernels/panel.h; kernels/quant_matrix.h multiplies codes.
 //
-// Memory    a step of two by two tiles multiplies for 64 cycles (Granite Rapids) and loads 4 KiB;
-//           from L1 and L2 together that keeps up, from L2 alone it takes 1.3 times as long, and
-//           what comes from further takes longer than the rest: so a part of the panel stays in L1
-//           while all rows pass by, and the next panel is fetched meanwhile.  Left operands are
-//           loaded with the hint that they need not stay in L1.
+// Memory    a step of two by two tiles loads 4 KiB, more than L2 alone gives in the time: so a part
+//           of the panel stays in L1 while all rows pass by, and the next panel is fetched
+//           meanwhile.  Left operands are loaded with the hint that they need not stay in L1.
 #pragma once
 
 #include "isa/tiles.h"
