@@ -148,15 +148,17 @@ new-report: $(STAMPS)/venv
 	@mkdir -p build; rm -f $(REPORT_FILE)
 
 # $(call python_tests,which,markers,options)
-python_tests = HF_HUB_OFFLINE=1 $(REPORT) run "Python tests, $(1)" \
+python_tests = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(REPORT) run "Python tests, $(1)" \
 	$(BIN)/python -m pytest -m "$(2)" $(3) $(ARGS)
 # Two files at a time: most wait for one thread of a server that starts.  More would take a lot of
-# memory.
+# memory.  Threads of OpenMP that wait give their cores to the other file, or both crawl.
 SIDE_BY_SIDE = -n 2 --no-loadscope-reorder
-# $(call op_tests,instruction sets): all but what starts processes and sets theirs
-op_tests = for isa in $(1); do CPU_BACKEND_ISA=$$isa $(REPORT) run "op tests, $$isa" \
+# $(call op_tests,instruction sets): all but what starts processes and sets theirs.  The instruction
+# sets share them out; kernel-test has all kernels of each.
+op_tests = share=0; for isa in $(1); do share=$$((share + 1)); \
+	CPU_BACKEND_ISA=$$isa CPU_BACKEND_TEST_SHARE=$$share/$(words $(1)) $(REPORT) run "op tests, $$isa" \
 	$(BIN)/python -m pytest -q tests/ops --ignore=tests/ops/test_runtime.py --ignore=tests/ops/test_schemas.py; done
-# The one of the lower instruction sets that most CPUs have.
+# The one of the lower instruction sets that most CPUs have: it has all op tests for itself.
 USUAL_TARGET = $(firstword $(filter avx2,$(LOWER_TARGETS)) $(LOWER_TARGETS))
 
 # A provider of linear layers (docs/providers.md), one release for each of torch.
@@ -182,7 +184,7 @@ $(STAMPS)/torchvision: $(STAMPS)/venv
 	@touch $@
 
 image-models-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/torchvision  ## compare all models of images with transformers
-	@ZOO=all HF_HUB_OFFLINE=1 PYTHONPATH="$(TORCHVISION)" LD_LIBRARY_PATH="$(TORCHVISION)/torchvision" $(REPORT) run "models of images" \
+	@ZOO=all HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONPATH="$(TORCHVISION)" LD_LIBRARY_PATH="$(TORCHVISION)/torchvision" $(REPORT) run "models of images" \
 		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py
 
 TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import operator
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from typing import Any
 
 import pytest
@@ -48,6 +51,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "tests/ray_serve" if file.startswith("tests/ray_serve/") else file
 
     return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """CPU_BACKEND_TEST_SHARE=K/N leaves the K-th of N shares, which are the same in every run."""
+    if share := os.environ.get("CPU_BACKEND_TEST_SHARE"):
+        number, shares = map(int, share.split("/"))
+        ours = [zlib.crc32(item.nodeid.encode()) % shares == number - 1 for item in items]
+        config.hook.pytest_deselected(items=[*compress(items, map(operator.not_, ours))])
+        items[:] = compress(items, ours)
 
 
 def mostly_slow(cases: Iterable[Any], *quick: Any) -> list[Any]:

@@ -9,6 +9,7 @@ Result: per batch and request {"tokens", "logprobs" (of the chosen tokens), "pro
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import multiprocessing
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -152,22 +154,35 @@ def run_by(program: list[str], job: dict[str, Any], folder: Path) -> tuple[list[
 def _main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.freeze()  # a child's collections would copy every page of what was imported
     for line in sys.stdin:
-        job = multiprocessing.get_context("fork").Process(target=_run, args=(json.loads(line),))
+        job = multiprocessing.get_context("fork").Process(target=_try, args=(json.loads(line),))
         job.start()
         job.join()
         if job.exitcode:
             print(f"\n{FAILED}", flush=True)
 
 
+def _try(job: dict[str, Any]) -> None:
+    """The job, or an end at once: an orderly one would wait for the engine's process."""
+    try:
+        _run(job)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def _run(job: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
-    llm = LLM(device="cpu", **job["engine"])
+    pooling = job["engine"].get("runner") == "pooling"
+    # The tokenizer, which prompts of token ids do not need, is a third of a small engine's start;
+    # the host's poolers want one.
+    llm = LLM(device="cpu", **{"skip_tokenizer_init": not pooling, **job["engine"]})
     results = []
     for i, batch in enumerate(job["batches"]):
         prompts = [{"prompt_token_ids": ids} for ids in batch]
-        if job["engine"].get("runner") == "pooling":
+        if pooling:
             embedded = llm.embed(prompts, use_tqdm=False)
             results.append([output.outputs.embedding for output in embedded])
             continue

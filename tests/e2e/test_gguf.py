@@ -32,7 +32,12 @@ def answers(
     found = {}
     for name, model in models.items():
         job: dict[str, Any] = {
-            "engine": {"model": str(model), "dtype": "float32", "max_model_len": 2048},
+            "engine": {
+                "model": str(model),
+                "dtype": "float32",
+                "max_model_len": 2048,
+                "skip_tokenizer_init": False,  # a file brings its own
+            },
             "batches": [[question], [tokenizer(TEXT).input_ids]],
             "sampling": {"max_tokens": 24, "prompt_logprobs": 0},
         }
