@@ -1,7 +1,7 @@
 """Programs and packages that some tests need and a newcomer may lack, and what to do about it.
 
 A test names them: ``@pytest.mark.needs("nginx")``.  Where one is missing the test is skipped, and
-the skip stands in the table at the end of the run (tests/report.py).  With CPU_BACKEND_NEED_TOOLS=1
+the skip stands in the table at the end of the run (tests/report.py).  With CPU_BACKEND_TEST_NEED_TOOLS=1
 it is an error instead, as in continuous integration, which installs them all.  What cannot be
 installed, a right that a container withholds, stays a skip.
 """
@@ -18,7 +18,7 @@ from functools import cache
 
 from tools import cgroup
 
-NEED_ALL = "CPU_BACKEND_NEED_TOOLS"
+NEED_ALL = "CPU_BACKEND_TEST_NEED_TOOLS"
 # System programs that a user's PATH often leaves out.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 

@@ -113,11 +113,14 @@ def test_second_server_takes_the_other_half_of_a_node(tmp_path: Path) -> None:
     assert second.cpus == (4, 5, 6, 7)
 
 
-def test_servers_share_where_little_is_left(tmp_path: Path) -> None:
-    machine = machine_of(tmp_path, graviton(8))
+@pytest.mark.parametrize("policy", ["", "active", "PASSIVE"])
+def test_servers_share_where_little_is_left(tmp_path: Path, policy: str) -> None:
+    machine = machine_of(tmp_path, graviton(8), OMP_WAIT_POLICY=policy)
     [second] = machine.plan(1, frozenset(range(5)))
     assert second.cpus == tuple(range(8))
     assert "CPUs 0-4 are shared with another server" in second.reason
+    advised = "start both with OMP_WAIT_POLICY=passive" in second.reason
+    assert advised == (policy != "PASSIVE")
 
 
 def test_lists_by_hand_are_kept_beside_others_and_say_so(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cpu_backend.runtime.plan import ThreadSettings
 PREFIXES = ("CPU_BACKEND_", "VLLM_CPU_")
 # The host reads it before it asks any plugin, and ends with a traceback.
 LOG_LEVEL = "VLLM_LOGGING_LEVEL"
-OUTSIDE = ("CPU_BACKEND_TEST_REPORT", "CPU_BACKEND_NEED_TOOLS")  # of this project's own tests
+OF_TESTS = "CPU_BACKEND_TEST_"  # how the names begin that this project's own tests read
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ def read(environ: Mapping[str, str] = os.environ) -> Facts:
             reader()
         except ConfigError as error:
             mistakes.append(str(error))
-    named = tuple(sorted(name for name in environ if name.startswith(PREFIXES)))
-    known = (*(variable.name for variable in envs.ALL), *_of_the_host(), *OUTSIDE)
+    ours = (name for name in environ if name.startswith(PREFIXES))
+    named = tuple(sorted(name for name in ours if not name.startswith(OF_TESTS)))
+    known = (*(variable.name for variable in envs.ALL), *_of_the_host())
     level = environ.get(LOG_LEVEL, "")
     if level and level.upper() not in logging.getLevelNamesMapping():
         mistakes.append(f"{LOG_LEVEL}={level} is no level of logging: use DEBUG, INFO or ERROR.")

@@ -38,12 +38,14 @@ ENOUGH_BESIDE_OTHERS = 0.5
 
 @dataclass(frozen=True)
 class ThreadSettings:
-    """The user's wishes. ``reserved_cpus`` and ``visible_nodes`` are None where not set."""
+    """The user's wishes. ``reserved_cpus`` and ``visible_nodes`` are None where not set;
+    ``waits_passively``: OpenMP's threads sleep while they wait, and leave their CPU to others."""
 
     bind: str = "auto"
     reserved_cpus: int | None = None
     visible_nodes: tuple[int, ...] | None = None
     omp_num_threads: int | None = None
+    waits_passively: bool = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> "ThreadSettings":
@@ -53,6 +55,7 @@ class ThreadSettings:
             reserved_cpus=_parse_reserved(environ.get(RESERVE_ENV, "").strip()),
             visible_nodes=_parse_ids(NODES_ENV, environ.get(NODES_ENV, "")) or None,
             omp_num_threads=int(omp_text) or None if omp_text.isdecimal() else None,
+            waits_passively=environ.get("OMP_WAIT_POLICY", "").strip().lower() == "passive",
         )
 
 
@@ -107,6 +110,8 @@ class Machine:
         if not computing & taken:
             return plans
         crowded = f"CPUs {format_cpu_list(computing & taken)} are shared with another server"
+        if not self.settings.waits_passively:
+            crowded += ": start both with OMP_WAIT_POLICY=passive"
         free = replace(self.limits, cpus=self.limits.cpus - taken)
         if self.settings.bind == "auto" and free.cpus:
             try:
