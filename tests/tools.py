@@ -1,9 +1,9 @@
 """Programs and packages that some tests need and a newcomer may lack, and what to do about it.
 
 A test names them: ``@pytest.mark.needs("nginx")``.  Where one is missing the test is skipped, and
-the skip stands in the table at the end of the run (tests/report.py).  With CPU_BACKEND_TEST_NEED_TOOLS=1
-it is an error instead, as in continuous integration, which installs them all.  What cannot be
-installed, a right that a container withholds, stays a skip.
+the skip stands in the table at the end of the run (tests/report.py).  With
+CPU_BACKEND_TEST_NEED_TOOLS=1 it is an error instead, as in continuous integration, which installs
+them all.  What cannot be installed, a right that a container withholds, stays a skip.
 """
 
 from __future__ import annotations
