@@ -136,7 +136,7 @@ export CTEST_PARALLEL_LEVEL ?= $(shell nproc)
 
 .PHONY: test test-all test-rest new-report kernel-test python-test foreign-kernel-test foreign-compile slow-test image-models-test \
 	install-test host-test ipex-test aarch64-test lint
-test: new-report kernel-test python-test  ## test every layer, in 20 minutes on two cores
+test: new-report kernel-test python-test  ## test every layer, in 20 to 30 minutes on two cores
 	@$(REPORT) show
 
 test-all: test test-rest  ## the same and all that is slow or foreign: everything .ci/run tests
