@@ -36,9 +36,9 @@ std::vector<Block> row_blocks(const AttentionShape& shape) {
   for (int request = 0; request < shape.requests; ++request) {
     const int64_t rows =
         static_cast<int64_t>(shape.query_start[request + 1] - shape.query_start[request]) * group;
-    for (int64_t row = 0; row < rows; row += kAttendRows)
+    for (int64_t row = 0; row < rows; row += shape.item_rows)
       blocks.push_back(
-          row_block(shape, request, row, std::min<int64_t>(kAttendRows, rows - row), group));
+          row_block(shape, request, row, std::min<int64_t>(shape.item_rows, rows - row), group));
   }
   return blocks;
 }

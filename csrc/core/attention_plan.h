@@ -11,9 +11,9 @@
 
 namespace cpu_backend {
 
-// Rows (tokens x heads of a group) of one item: 4 register tiles of 6 rows, 2 of 12; more would
-// push scores and outputs (rows x (block_size + 2 value_dim) floats) out of a 48 KiB L1.
-constexpr int kAttendRows = 24;
+// Rows (tokens x heads of a group) of one item at most: two matrix tiles; more would push scores
+// and outputs (rows x (block_size + 2 value_dim) floats) out of a 48 KiB L1.
+constexpr int kAttendRows = 32;
 // Tokens of one KV partition; the unit of splitting a long context over threads.  Fixed, so that
 // the arithmetic never depends on the split.  512 x 64 bf16 keys and values are 128 KiB: an L2
 // share, and some 10 microseconds of work against 1 for handing an item out.
@@ -33,6 +33,7 @@ struct AttentionShape {
   bool causal;  // of every request, when `dynamic_causal` is null
   const uint8_t* dynamic_causal;
   int window;
+  int item_rows;  // at most kAttendRows
 };
 
 AttentionPlan plan_attention(const AttentionShape& shape, int threads);

@@ -20,6 +20,7 @@ struct KernelTable {
   void (*rope)(DType, const RopeArgs&, Slice tokens);
   void (*write_kv)(DType, const WriteKvArgs&, Slice tokens);
 
+  int attend_item_rows;
   int64_t (*attend_scratch_floats)(const PagedKv& cache);
   void (*attend)(DType, const AttendArgs&, const AttendItem&, float* scratch);
   void (*merge_partials)(DType, const AttendArgs&, const MergeItem&, float* scratch);

@@ -75,6 +75,7 @@ const KernelTable kTable = {
       with_types(type, args.cache.type,
                  [&](auto t, auto code) { write_kv<decltype(t), decltype(code)>(args, tokens); });
     },
+    kAttendItemRows,
     [](const PagedKv& cache) { return attend_scratch_floats(cache, kAttendRows); },
     [](DType type, const AttendArgs& args, const AttendItem& item, float* scratch) {
       with_types(type, args.cache.type, [&](auto t, auto code) {

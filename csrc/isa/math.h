@@ -51,7 +51,7 @@ CPU_BACKEND_INLINE Vec exp_nonpositive(Vec x) {
   return select(x < -87.33654f, Vec{}, y * scale);
 }
 
-// 2^x for x <= 0, to 3e-6, a thousandth of a bf16 number's last bit: for results rounded to bf16.
+// 2^x for x <= 127, to 3e-6, a thousandth of a bf16 number's last bit: for results rounded to bf16.
 // 0 below -126.
 CPU_BACKEND_INLINE Vec exp2_for_bf16(Vec x) {
   constexpr float kRound = 12582912.0f;
@@ -66,6 +66,13 @@ CPU_BACKEND_INLINE Vec exp2_for_bf16(Vec x) {
 
 // At most 2.5 ulp above -87.3; 0 below -88.7, where exp(-x) is infinite.
 CPU_BACKEND_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+
+// The same for what is rounded to 16 bits, to 1e-5; 0 below -87.  x is a number.
+CPU_BACKEND_INLINE Vec sigmoid_for_16_bits(Vec x) {
+  constexpr float kLog2e = 1.44269504088896341f;
+  const Vec y = 1.0f + exp2_for_bf16(min(x * -kLog2e, broadcast(126.0f)));
+  return select(x < -87.0f, Vec{}, reciprocal(y));
+}
 
 // At most 1.5 ulp.
 CPU_BACKEND_INLINE Vec tanh(Vec x) {

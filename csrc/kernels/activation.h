@@ -1,6 +1,7 @@
 // Point-wise activations, plain and gated (SwiGLU, GeGLU; Shazeer 2020).
 //
-// Numerics  computed in fp32 from the stored value, rounded once on store.
+// Numerics  computed in fp32 from the stored value, rounded once on store.  Where that rounds to 16
+//           bits, swish comes from sigmoid_for_16_bits(), which is 1e-5 from exact.
 // Threads   none: rows [slice.begin, slice.end).
 #pragma once
 
@@ -10,9 +11,12 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-template <Activation kKind>
+// T: what the result is rounded to.
+template <Activation kKind, class T = float>
 CPU_BACKEND_INLINE Vec activate(Vec x) {
-  if constexpr (kKind == Activation::kSilu) {
+  if constexpr (kKind == Activation::kSilu && sizeof(T) == 2) {
+    return x * sigmoid_for_16_bits(x);
+  } else if constexpr (kKind == Activation::kSilu) {
     return x / (1.0f + exp(-x));
   } else if constexpr (kKind == Activation::kGelu) {
     return 0.5f * x * erfc(x * -0.707106781186547524f);
@@ -20,19 +24,21 @@ CPU_BACKEND_INLINE Vec activate(Vec x) {
     return 0.5f * x * (1.0f + tanh(0.797884560802865356f * (x + 0.044715f * x * x * x)));
   } else if constexpr (kKind == Activation::kSigmoid) {
     return sigmoid(x);
+  } else if constexpr (sizeof(T) == 2) {
+    return x * sigmoid_for_16_bits(1.702f * x);
   } else {
     return x * sigmoid(1.702f * x);
   }
 }
 
-template <Activation kKind>
+template <Activation kKind, class T>
 CPU_BACKEND_INLINE Vec activate_and_multiply(Vec gate, Vec up) {
   if constexpr (kKind == Activation::kSwigluOai) {
     const Vec limit = broadcast(7.0f);
-    return activate<Activation::kGeluQuick>(min(gate, limit)) *
+    return activate<Activation::kGeluQuick, T>(min(gate, limit)) *
            (max(min(up, limit), -limit) + 1.0f);
   } else {
-    return activate<kKind>(gate) * up;
+    return activate<kKind, T>(gate) * up;
   }
 }
 
@@ -45,9 +51,9 @@ void activation_rows(const ActivationArgs& args, Slice rows) {
     T* y = static_cast<T*>(args.y) + r * args.y_stride;
     for_each_vector(args.size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       const Vec g = load_n(gate + i, n);
-      store_n(y + i,
-              args.gated ? activate_and_multiply<kKind>(g, load_n(up + i, n)) : activate<kKind>(g),
-              n);
+      const Vec result = args.gated ? activate_and_multiply<kKind, T>(g, load_n(up + i, n))
+                                    : activate<kKind, T>(g);
+      store_n(y + i, result, n);
     });
   }
 }

@@ -1,7 +1,7 @@
 // Attention over the paged KV cache: prefill, decode and chunks of prompts in one kernel.
 //
 // Rows      the query heads that share a KV head, for one or more tokens of one request:
-//           row = token * group + head.  Up to kAttendRows rows use each loaded key and value.
+//           row = token * group + head.  Up to kAttendItemRows rows use each loaded key and value.
 // Method    online softmax (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) within
 //           partitions of kPartitionTokens tokens at fixed positions of the sequence; partitions
 //           are then combined in order.  Whether one thread walks all partitions of a row or
@@ -26,6 +26,9 @@
 #include "kernels/kv_cache.h"
 
 namespace CPU_BACKEND_NAMESPACE {
+
+// Rows of an item: two matrix tiles; else 4 register tiles of 6 rows, 2 of 12.
+constexpr int kAttendItemRows = kHasTiles ? kAttendRows : 24;
 
 constexpr float kMinusInfinity = -__builtin_inff();
 

@@ -14,12 +14,24 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-// What is left of x after storing it as a T and loading it again.
+// What is left of a product after store_product().
 template <class T>
 CPU_BACKEND_INLINE Vec rounded(Vec x) {
+  if constexpr (kSame<T, bf16_t>) return widen_bf16(narrow_normal_bf16(x));
   T stored[kLanes];
   store(stored, x);
   return load(stored);
+}
+
+// store_n() but for subnormal bf16 numbers, which become zeros where the target has an instruction
+// for the rest: products of bf16 pairs have none.
+template <class T>
+CPU_BACKEND_INLINE void store_product(T* to, Vec x, int n) {
+  if constexpr (kSame<T, bf16_t>) {
+    if (n == kLanes) return store_raw(to, narrow_normal_bf16(x));
+    x = rounded<T>(x);
+  }
+  store_n(to, x, n);
 }
 
 template <class T, class Out>
@@ -34,8 +46,11 @@ void store_panel_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice col
     for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       Vec v = load(block + r * kPanelWidth + i);
       if (bias) v = v + load_n(bias + i, n);
-      if (add) v = rounded<Out>(v) + load_n(add + i, n);
-      store_n(c + r * to.c_stride + i, v, n);
+      if (add) {
+        store_n(c + r * to.c_stride + i, rounded<Out>(v) + load_n(add + i, n), n);
+      } else {
+        store_product(c + r * to.c_stride + i, v, n);
+      }
     });
   }
   if (to.activated)  // of what is stored, which is in L1
@@ -58,7 +73,7 @@ void store_gated_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice col
         g = g + load_n(bias + columns.begin + i, n);
         u = u + load_n(bias + up_column + i, n);
       }
-      store_n(c + i, activate_and_multiply<kKind>(rounded<T>(g), rounded<T>(u)), n);
+      store_n(c + i, activate_and_multiply<kKind, T>(rounded<T>(g), rounded<T>(u)), n);
     });
   }
 }

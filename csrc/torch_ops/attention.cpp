@@ -162,7 +162,8 @@ at::Tensor get_scheduler_metadata(int64_t num_req, int64_t num_heads_q, int64_t 
                              static_cast<int>(num_req),
                              causal,
                              bool_data(dynamic_causal, "dynamic_causal"),
-                             static_cast<int>(window_size)};
+                             static_cast<int>(window_size),
+                             kernels().attend_item_rows};
   const AttentionPlan plan = plan_attention(shape, enable_kv_split ? at::get_num_threads() : 1);
   const int64_t items_bytes = plan.items.size() * sizeof(AttendItem);
   const int64_t merges_bytes = plan.merges.size() * sizeof(MergeItem);

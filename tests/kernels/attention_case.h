@@ -215,7 +215,8 @@ inline Buffer Step::run(const KernelTable& table, int threads) {
                              static_cast<int>(pick_.size()),
                              args.all_causal,
                              args.causal,
-                             c_.window};
+                             c_.window,
+                             table.attend_item_rows};
   const AttentionPlan plan = plan_attention(shape, threads);
   Buffer partials(DType::kFloat32, plan.partials, kAttendRows * (c_.value_dim() + 2));
   args.partials = static_cast<float*>(partials.data());

@@ -49,6 +49,7 @@ double exact_log(double x) { return std::log(x); }
 const Range kRanges[] = {
     {"exp", &Probe::exp, exact_exp, -87.3f, 88.72f, 1.0},
     {"sigmoid", &Probe::sigmoid, exact_sigmoid, -87.3f, 100.0f, 2.5},
+    {"sigmoid for 16 bits", &Probe::sigmoid_for_16_bits, exact_sigmoid, -87.0f, 100.0f, 100.0},
     {"tanh", &Probe::tanh, exact_tanh, -100.0f, 100.0f, 1.5},
     {"erfc below 1", &Probe::erfc, exact_erfc, -100.0f, 1.0f, 9.0},
     {"erfc above 1", &Probe::erfc, exact_erfc, 1.0f, 9.0f, 70.0},
@@ -94,15 +95,27 @@ void test_math_special_values() {
     Map Probe::* function;
     float x, y;
   } cases[] = {
-      {"exp", &Probe::exp, -inf, 0.0f},         {"exp", &Probe::exp, -87.34f, 0.0f},
-      {"exp", &Probe::exp, 88.73f, inf},        {"exp", &Probe::exp, inf, inf},
-      {"exp", &Probe::exp, 0.0f, 1.0f},         {"exp", &Probe::exp, -3e38f, 0.0f},
-      {"exp", &Probe::exp, nan, nan},           {"tanh", &Probe::tanh, inf, 1.0f},
-      {"tanh", &Probe::tanh, -inf, -1.0f},      {"tanh", &Probe::tanh, 0.0f, 0.0f},
-      {"tanh", &Probe::tanh, nan, nan},         {"sigmoid", &Probe::sigmoid, inf, 1.0f},
-      {"sigmoid", &Probe::sigmoid, -inf, 0.0f}, {"sigmoid", &Probe::sigmoid, nan, nan},
-      {"erfc", &Probe::erfc, inf, 0.0f},        {"erfc", &Probe::erfc, -inf, 2.0f},
-      {"erfc", &Probe::erfc, 0.0f, 1.0f},       {"erfc", &Probe::erfc, nan, nan},
+      {"exp", &Probe::exp, -inf, 0.0f},
+      {"exp", &Probe::exp, -87.34f, 0.0f},
+      {"exp", &Probe::exp, 88.73f, inf},
+      {"exp", &Probe::exp, inf, inf},
+      {"exp", &Probe::exp, 0.0f, 1.0f},
+      {"exp", &Probe::exp, -3e38f, 0.0f},
+      {"exp", &Probe::exp, nan, nan},
+      {"tanh", &Probe::tanh, inf, 1.0f},
+      {"tanh", &Probe::tanh, -inf, -1.0f},
+      {"tanh", &Probe::tanh, 0.0f, 0.0f},
+      {"tanh", &Probe::tanh, nan, nan},
+      {"sigmoid", &Probe::sigmoid, inf, 1.0f},
+      {"sigmoid", &Probe::sigmoid, -inf, 0.0f},
+      {"sigmoid", &Probe::sigmoid, nan, nan},
+      {"for 16 bits", &Probe::sigmoid_for_16_bits, -inf, 0.0f},
+      {"for 16 bits", &Probe::sigmoid_for_16_bits, -3e38f, 0.0f},
+      {"for 16 bits", &Probe::sigmoid_for_16_bits, inf, 1.0f},
+      {"erfc", &Probe::erfc, inf, 0.0f},
+      {"erfc", &Probe::erfc, -inf, 2.0f},
+      {"erfc", &Probe::erfc, 0.0f, 1.0f},
+      {"erfc", &Probe::erfc, nan, nan},
       {"log", &Probe::log, 1.0f, 0.0f},
   };
   for_each_target([&](const KernelTable& table) {
@@ -138,7 +151,7 @@ void test_exp_nonpositive_is_exp() {
 const Registration c("math/test_exp_nonpositive_is_exp", test_exp_nonpositive_is_exp);
 
 void test_exp2_for_bf16() {
-  std::vector<float> x = domain(-126.0f, 0.0f);
+  std::vector<float> x = domain(-126.0f, 127.0f);
   for (float special : {-HUGE_VALF, -3e38f, -126.5f, -0.0f, std::nanf("")}) x.push_back(special);
   for_each_target([&](const KernelTable& table) {
     const Probe& probe = probe_of(table.target);

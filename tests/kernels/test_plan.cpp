@@ -66,7 +66,8 @@ AttentionPlan plan_of(const Step& step, int threads) {
                        static_cast<int>(step.query_lens.size()),
                        step.causal == 1,
                        step.causal == 2 ? causal.data() : nullptr,
-                       step.window};
+                       step.window,
+                       kAttendRows};
   return plan_attention(shape, threads);
 }
 
