@@ -37,8 +37,10 @@ CPU_BACKEND_INLINE Vec select(VecI mask, Vec yes, Vec no) { return mask ? yes : 
 CPU_BACKEND_INLINE VecU select(VecI mask, VecU yes, VecU no) { return mask ? yes : no; }
 CPU_BACKEND_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 CPU_BACKEND_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
-// 1 / x of a normal number up to 2^126; with AVX-512 to 1 ulp, by a step of Newton's method, which
-// costs less than the division.
+CPU_BACKEND_INLINE Vec abs(Vec x) { return from_bits(as_bits(x) & 0x7fffffffu); }
+
+// 1 / x of a normal number up to 2^126; with AVX-512 to 1 ulp, by a step of Newton's method instead
+// of a division.
 CPU_BACKEND_INLINE Vec reciprocal(Vec x) {
 #if CPU_BACKEND_VECTOR_BYTES == 64
   const Vec y = (Vec)_mm512_rcp14_ps((__m512)x);
@@ -47,7 +49,6 @@ CPU_BACKEND_INLINE Vec reciprocal(Vec x) {
   return 1.0f / x;
 #endif
 }
-CPU_BACKEND_INLINE Vec abs(Vec x) { return from_bits(as_bits(x) & 0x7fffffffu); }
 
 // All lanes joined by op, in a fixed order: halves, then halves of halves.  Through memory, as
 // compilers have it without help, every half would wait for the store of the one before.
