@@ -70,4 +70,5 @@ pip -r requirements/test.txt $([ "$choice" = few ] || echo "-r requirements/ray.
 HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive exec python -m pytest -q -p no:cacheprovider -n 2 --no-loadscope-reorder -m "not slow" \
   tests/plugin/test_{host_seam,activation,settings}.py tests/zoo tests/e2e/test_{server,tokens}.py \
   "tests/e2e/test_parallel.py::test_two_tensor_parallel_ranks_give_the_tokens_of_one" \
-  "tests/e2e/test_speculation.py::test_greedy_tokens_are_those_without_it[ngram]" "${tests[@]}"
+  "tests/e2e/test_speculation.py::test_greedy_tokens_are_those_without_it[ngram]" \
+  "tests/e2e/test_speculation_states.py::test_states_of_refused_drafts_are_taken_back[Qwen3-Next]" "${tests[@]}"

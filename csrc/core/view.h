@@ -230,11 +230,15 @@ struct Sequences {
   int64_t count;
   const int32_t* starts;  // [count + 1] first tokens, or null: `length` tokens each
   int64_t length;
-  const int32_t* slots;  // `slot_stride` apart, or null: sequence i has slot i
+  const int32_t* slots;  // of each the first of a row, `slot_stride` apart; null: i has slot i
   int64_t slot_stride;
   int64_t null_slot;         // of a sequence that is none: its rows of the output become zeros
   const uint8_t* continued;  // per sequence, or null: all_continued; otherwise from zeros
   bool all_continued;
+  // Of the tokens of the step before, how many sequence i has kept, one at least: it begins with
+  // the state after the last of them, and leaves the one after its own token t in slot t of its
+  // row.  Null or 0: it begins and ends in its first slot.
+  const int32_t* accepted;
 };
 
 // y[t] = the causal convolution of every channel of x over its sequence; see
@@ -250,7 +254,7 @@ struct CausalConvArgs {
   ConstData weight;
   int64_t weight_channel_stride, weight_tap_stride;
   ConstData bias;  // [channels] or null
-  Data state;      // the last taps - 1 inputs, or null: sequences begin and end in this step
+  Data state;      // the last inputs, or null: sequences begin and end in this step
   int64_t state_slot_stride, state_channel_stride, state_time_stride;
   bool silu;
   Sequences sequences;
@@ -280,7 +284,7 @@ struct StateScanArgs {
   bool softplus;
   bool shared_steps;  // dt and a are the same for all channels of a head and all its states
   Sequences sequences;
-  const int32_t* targets;  // slots that states go to, or null: the sequences' own
+  const int32_t* targets;  // slots that states go to, as rows, or null: the sequences' own
   int64_t target_stride;
 };
 
@@ -317,7 +321,6 @@ struct DeltaRuleArgs {
   Data states;             // of each slot [heads, key_dim, value_dim], a head's part dense
   int64_t slot_stride, state_head_stride;
   Sequences sequences;
-  const int32_t* accepted;  // per sequence, each of which has a row of slots; null: one slot each
   int heads, key_heads;
   int64_t key_dim, value_dim;
   int64_t decays;  // of a head: 1, or one for each of its key_dim channels

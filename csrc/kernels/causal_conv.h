@@ -2,14 +2,14 @@
 // models have it before their recurrence (Gu and Dao 2023):
 //   y[t][c] = act(bias[c] + sum over j of weight[c][j] * x[t - (taps - 1) + j][c]).
 //
-// Shapes    x, y [tokens, channels], strided rows; weight [channels, taps], any strides; the state
-// of
-//           a sequence is its last taps - 1 inputs, oldest first, [channels, >= taps - 1] with any
-//           strides.  It is read where the sequence continues and always written.
+// Shapes    x, y [tokens, channels], strided rows; weight [channels, taps], any strides; a
+//           sequence's state, in its first slot, [channels, >= taps - 1] with any strides: its last
+//           taps - 1 inputs, oldest first.  It is read where the sequence continues and always
+//           written.  Where tokens may be taken back (Sequences::accepted) all of the step's own
+//           follow taps - 2 from before, so that the state after token t begins at place t.
 // Numerics  fp32 in the order of the taps, rounded once after the activation.  The first token
-// after
-//           a state and one in the middle of a prompt are computed alike: bits do not depend on
-//           where a step begins.
+//           after a state and one in the middle of a prompt are computed alike: bits do not depend
+//           on where a step begins.
 // Threads   none: channels [slice.begin, slice.end), at most kConvChannels of them, of all
 //           sequences; scratch: causal_conv_scratch_floats().
 #pragma once
@@ -38,7 +38,7 @@ struct ConvChannels {
   CPU_BACKEND_INLINE Vec earlier(const Sequence& s, const T* kept, int64_t back, int64_t i,
                                  int n) const {
     if (!s.continued || !kept) return Vec{};
-    const int64_t time = args.taps - 1 - back;
+    const int64_t time = args.taps - 1 - back + (s.accepted ? s.accepted - 1 : 0);
     return load_strided(kept + i * args.state_channel_stride + time * args.state_time_stride,
                         args.state_channel_stride, n);
   }
@@ -69,10 +69,11 @@ void causal_conv_sequence(const ConvChannels<T>& c, const Sequence& s) {
   }
   if (!kept) return;
   // Each place is filled from a later one, so in this order nothing is lost.
-  for (int j = 0; j < history; ++j)
+  const int64_t first = (s.accepted ? 1 : length) - history;
+  for (int64_t t = first; t < length; ++t)
     for_each_vector(c.count, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-      store_strided(kept + i * args.state_channel_stride + j * args.state_time_stride,
-                    args.state_channel_stride, c.input(s, kept, length - history + j, i, n), n);
+      store_strided(kept + i * args.state_channel_stride + (t - first) * args.state_time_stride,
+                    args.state_channel_stride, c.input(s, kept, t, i, n), n);
     });
 }
 

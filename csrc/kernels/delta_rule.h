@@ -6,9 +6,8 @@
 //
 // Shapes    see DeltaRuleArgs: `heads / key_heads` heads in a row share a key head; any sizes.
 //           A decode is a sequence of one token.
-// Slots     the state is read from and left in the sequence's slot.  With `accepted` a sequence has
-//           a row of slots instead: it begins with the one of the last accepted token of the step
-//           before, and leaves the state after its i-th token in the i-th slot.
+// Slots     see Sequences: the state is read from and left in the sequence's slot, or in one for
+//           each of its tokens.
 // Numerics  fp32; a state of 16 bits is rounded after every token, so no result depends on where a
 //           step begins or ends.  The sums over keys have two parts, in one order.
 // Blocking  a channel of the values never meets another one, so an item is kDeltaColumns channels
@@ -184,14 +183,13 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
       __builtin_memset(out + t * args.out.token_stride + first, 0, (last - first) * sizeof(T));
     return;
   }
-  const int32_t* slots = args.sequences.slots + number * args.sequences.slot_stride;
-  const int64_t slot = args.accepted ? slots[args.accepted[number] - 1] : sequence.slot;
   const auto state_of = [&](int64_t s) CPU_BACKEND_LAMBDA {
     return static_cast<S*>(args.states) + s * args.slot_stride + head * args.state_head_stride;
   };
   if (!sequence.continued && sequence.begin < sequence.end)
     for (int64_t k = 0; k < args.key_dim; ++k)
-      __builtin_memset(state_of(slot) + k * args.value_dim + first, 0, (last - first) * sizeof(S));
+      __builtin_memset(state_of(sequence.source(0)) + k * args.value_dim + first, 0,
+                       (last - first) * sizeof(S));
 
   PreparedTokens prepared;
   prepared.keys = scratch;
@@ -215,8 +213,8 @@ void delta_rule(const DeltaRuleArgs& args, int64_t item, float* scratch) {
       KeySums<kVectors> sums;
       for (int64_t i = 0; i < tokens; ++i) {
         const int64_t token = t + i, step = token - sequence.begin;
-        const S* from = state_of(args.accepted && step > 0 ? slots[step - 1] : slot) + column;
-        S* to = state_of(args.accepted ? slots[step] : slot) + column;
+        const S* from = state_of(sequence.source(step)) + column;
+        S* to = state_of(sequence.target(step)) + column;
         const int64_t row = i * args.key_dim;
         const float* recalling = prepared.recalling + row;
         if (i == 0) sums = sum_keys<kVectors>(args, recalling, from, lanes);

@@ -203,16 +203,29 @@ void scan_sequence(const StateScanArgs& args, const Sequence& s, int64_t target_
 
 template <class T, class S>
 void state_scan(const StateScanArgs& args, const StateScanItem& item, float* scratch) {
-  Sequence s{sequences_end(args.sequences), args.tokens, 0, true, false};
+  Sequence s{};
+  s.begin = sequences_end(args.sequences);
+  s.end = args.tokens;
+  s.is_null = true;
   if (item.sequence < args.sequences.count) s = sequence_of(args.sequences, item.sequence);
   if (s.is_null) {
     T* out = static_cast<T*>(args.out) + item.head * args.out_head_stride;
     for (int64_t t = s.begin; t < s.end; ++t)
       for (int64_t p = item.channels.begin; p < item.channels.end; ++p)
         out[t * args.out_token_stride + p * args.out_channel_stride] = round_to<T>(0.0f);
-  } else if (s.end > s.begin) {
-    const int64_t target = args.targets ? args.targets[item.sequence * args.target_stride] : s.slot;
-    scan_sequence<T, S>(args, s, target, item, scratch);
+    return;
+  }
+  const auto target = [&](int64_t t) {
+    return args.targets ? args.targets[item.sequence * args.target_stride + t] : s.target(t);
+  };
+  Sequence part = s;  // a token at a time where each leaves a state
+  part.slot = s.source(0);
+  for (int64_t t = 0; s.begin + t < s.end; t = part.end - s.begin) {
+    part.begin = s.begin + t;
+    part.end = s.accepted ? part.begin + 1 : s.end;
+    if (t > 0) part.slot = target(t - 1);
+    part.continued = s.continued || t > 0;
+    scan_sequence<T, S>(args, part, target(t), item, scratch);
   }
 }
 

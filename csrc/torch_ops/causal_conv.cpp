@@ -7,6 +7,8 @@
 namespace cpu_backend {
 namespace {
 
+constexpr int64_t kNullSlot = -1;
+
 // [channels, taps]: as checkpoints have it, with or without a dimension of one between, or packed.
 at::Tensor taps_of(const at::Tensor& weight, bool is_packed) {
   if (weight.dim() == 3) return weight.squeeze(1);
@@ -41,10 +43,11 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const Optiona
   }
   if (states) {
     check_same_dtype(*states, "conv_states", x, "x");
+    const int64_t places = args.taps - 1 + sequences.drafts();
     TORCH_CHECK_VALUE(
-        states->dim() == 3 && states->size(1) == args.channels && states->size(2) >= args.taps - 1,
+        states->dim() == 3 && states->size(1) == args.channels && states->size(2) >= places,
         "conv_states has shape ", states->sizes(), ", expected [slots, ", args.channels, ", ",
-        args.taps - 1, "].");
+        places, "].");
     args.state = states->data_ptr();
     args.state_slot_stride = states->stride(0);
     args.state_channel_stride = states->stride(1);
@@ -93,6 +96,15 @@ at::Tensor update(const at::Tensor& x, const at::Tensor& states, const at::Tenso
 
 }  // namespace
 
+at::Tensor causal_conv(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                       const at::Tensor& states, const at::Tensor& query_start_loc,
+                       const at::Tensor& slots, const at::Tensor& resumes,
+                       const OptionalTensor& accepted, bool silu) {
+  TORCH_CHECK_VALUE(x.dim() == 2, "x has shape ", x.sizes(), ", expected [tokens, channels].");
+  return convolve(x, taps_of(weight, false), bias, states, silu,
+                  StepSequences(query_start_loc, 0, 0, slots, kNullSlot, resumes, false, accepted));
+}
+
 at::Tensor causal_conv1d_fwd(const at::Tensor& x, const at::Tensor& weight,
                              const OptionalTensor& bias, const OptionalTensor& conv_states,
                              const OptionalTensor& query_start_loc,
@@ -115,9 +127,20 @@ at::Tensor causal_conv1d_update(const at::Tensor& x, const at::Tensor& conv_stat
                                 bool silu_activation, const OptionalTensor& num_accepted_tokens,
                                 const OptionalTensor& conv_state_indices, int64_t pad_slot_id,
                                 bool is_weight_packed) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!num_accepted_tokens,
-                              "causal_conv1d_update_cpu does not take accepted tokens back: "
-                              "turn speculative decoding off.");
+  if (num_accepted_tokens) {
+    TORCH_CHECK_VALUE(x.dim() == 3 && conv_state_indices && conv_state_indices->dim() == 1 &&
+                          conv_states.dim() == 3 && x.size(1) >= 1,
+                      "beside num_accepted_tokens x is [batch, length, channels], it is ",
+                      x.sizes(), ", and every sequence has one of conv_state_indices.");
+    const at::Tensor taps = taps_of(weight, is_weight_packed);
+    TORCH_CHECK_VALUE(conv_states.size(2) >= taps.size(1) + x.size(1) - 2, "conv_states has shape ",
+                      conv_states.sizes(), ", which holds no inputs of ", x.size(1), " drafts.");
+    const at::Tensor slots = conv_state_indices->unsqueeze(1);
+    return convolve(x.flatten(0, 1), taps, bias, conv_states, silu_activation,
+                    {std::nullopt, x.size(0), x.size(1), slots, pad_slot_id, std::nullopt, true,
+                     num_accepted_tokens})
+        .view(x.sizes());
+  }
   return update(x, conv_states, taps_of(weight, is_weight_packed), bias, silu_activation,
                 conv_state_indices, std::nullopt, pad_slot_id);
 }

@@ -72,15 +72,10 @@ Channels channels_of(const at::Tensor& given, const char* name) {
 
 constexpr int64_t kNullSlot = -1;
 
-// What is looked up each time the loops run: where sequences and their states are, and, of rows of
-// slots, how many tokens of the step before were accepted.
-struct Step {
-  StepSequences sequences;
-  StepTensor accepted;
-};
-
-Step step_of(const at::Tensor& starts, const at::Tensor& slots, const OptionalTensor& continued) {
-  return {StepSequences(starts, 0, 0, slots, kNullSlot, continued, true), {}};
+StepSequences sequences_of(const at::Tensor& starts, const at::Tensor& slots,
+                           const OptionalTensor& continued = std::nullopt,
+                           const OptionalTensor& accepted = std::nullopt) {
+  return {starts, 0, 0, slots, kNullSlot, continued, true, accepted};
 }
 
 DType state_type(const at::Tensor& states, const at::Tensor& activations) {
@@ -93,8 +88,8 @@ DType state_type(const at::Tensor& states, const at::Tensor& activations) {
 }
 
 void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-         const Gates& gates, const at::Tensor& states, const Step& step, bool normalize,
-         double epsilon, const at::Tensor& out) {
+         const Gates& gates, const at::Tensor& states, const StepSequences& sequences,
+         bool normalize, double epsilon, const at::Tensor& out) {
   const DType dtype = dtype_of(query, "query");
   for (const at::Tensor* other : {&key, &value, &out})
     check_same_dtype(*other, "key, value or out", query, "query");
@@ -138,12 +133,11 @@ void run(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value
   args.normalize = normalize;
   const int64_t items = v.heads * ceil_div(v.size, kDeltaColumns);
   const KernelTable& table = kernels();
-  parallel_items([=] { return step.sequences.get().count * items; },
+  parallel_items([=] { return sequences.get().count * items; },
                  table.delta_scratch_floats(k.size, gates.decays),
                  [=, rule = table.delta_rule](int64_t i, float* scratch) {
                    DeltaRuleArgs now = args;
-                   now.sequences = step.sequences.get();
-                   if (step.accepted) now.accepted = step.accepted.data<int32_t>();
+                   now.sequences = sequences.get();
                    rule(dtype, state, now, i, scratch);
                  });
 }
@@ -165,9 +159,10 @@ void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor
                       const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,
                       const at::Tensor& a_log, const at::Tensor& dt_bias, at::Tensor& states,
                       const at::Tensor& slots, const at::Tensor& resumes,
-                      const at::Tensor& query_start_loc, double beta_range) {
+                      const at::Tensor& query_start_loc, const OptionalTensor& accepted,
+                      double beta_range) {
   run(query, key, value, gates_of(a_log, a, b, dt_bias, beta_range), states,
-      step_of(query_start_loc, slots, resumes), true, kNormEpsilon, out);
+      sequences_of(query_start_loc, slots, resumes, accepted), true, kNormEpsilon, out);
 }
 
 std::tuple<at::Tensor, at::Tensor> fused_gdn_gating(const at::Tensor& a_log, const at::Tensor& a,
@@ -185,7 +180,7 @@ std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(
   TORCH_CHECK_NOT_IMPLEMENTED(!head_first, "heads before tokens are not supported.");
   const at::Tensor out = at::empty(value.sizes(), value.options());
   run(query, key, value, {fp32_rows(g, value), fp32_rows(beta, value), 1}, initial_state,
-      step_of(cu_seqlens, initial_state_indices, std::nullopt), use_qk_l2norm_in_kernel, eps,
+      sequences_of(cu_seqlens, initial_state_indices), use_qk_l2norm_in_kernel, eps,
       channels_of(out, "out").tensor);
   if (!output_final_state) return {out, at::empty({0}, initial_state.options())};
   return {out, initial_state.index_select(0, initial_state_indices.to(at::kLong))};
@@ -200,8 +195,7 @@ at::Tensor sigmoid_gating_delta_rule_update(
   const at::Tensor value = channels_of(v, "v").tensor;
   const at::Tensor out = at::empty(value.sizes(), value.options());
   run(q, k, value, gates_of(a_log, a, b, dt_bias), initial_state_source,
-      step_of(cu_seqlens, initial_state_indices, std::nullopt), use_qk_l2norm_in_kernel,
-      kNormEpsilon, out);
+      sequences_of(cu_seqlens, initial_state_indices), use_qk_l2norm_in_kernel, kNormEpsilon, out);
   return out.unsqueeze(1);
 }
 
@@ -212,16 +206,10 @@ at::Tensor sigmoid_gating_delta_rule_update_spec(
     const at::Tensor& cu_seqlens, bool use_qk_l2norm_in_kernel, double softplus_beta,
     double softplus_threshold) {
   check_softplus(softplus_beta, softplus_threshold);
-  Step step = step_of(cu_seqlens, spec_state_indices, std::nullopt);
-  check_index(num_accepted_tokens, at::kInt, "num_accepted_tokens");
-  TORCH_CHECK_VALUE(spec_state_indices.dim() == 2 && is_dense_in_last_dim(spec_state_indices) &&
-                        num_accepted_tokens.is_contiguous() &&
-                        num_accepted_tokens.numel() >= cu_seqlens.numel() - 1,
-                    "every sequence needs a row of slots and a number of accepted tokens.");
-  step.accepted = StepTensor(num_accepted_tokens);
   const at::Tensor out = at::empty(v.sizes(), v.options());
-  run(q, k, v, gates_of(a_log, a, b, dt_bias), initial_state_source, step, use_qk_l2norm_in_kernel,
-      kNormEpsilon, out);
+  run(q, k, v, gates_of(a_log, a, b, dt_bias), initial_state_source,
+      sequences_of(cu_seqlens, spec_state_indices, std::nullopt, num_accepted_tokens),
+      use_qk_l2norm_in_kernel, kNormEpsilon, out);
   return out;
 }
 

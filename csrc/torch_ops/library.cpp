@@ -420,12 +420,16 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.def(
       "state_scan(Tensor! out, Tensor! states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
       "Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor query_start_loc, "
-      "Tensor? slots, Tensor? has_initial_state) -> ()");
+      "Tensor? slots, Tensor? has_initial_state, Tensor? accepted=None) -> ()");
   m.impl("state_scan", torch::dispatch(c10::DispatchKey::CPU, state_scan));
+  m.def(
+      "causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor! states, Tensor query_start_loc, "
+      "Tensor slots, Tensor resumes, Tensor? accepted, bool silu) -> Tensor");
+  m.impl("causal_conv", torch::dispatch(c10::DispatchKey::CPU, causal_conv));
   m.def(
       "gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, "
       "Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, "
-      "Tensor query_start_loc, float beta_range=1.) -> ()");
+      "Tensor query_start_loc, Tensor? accepted=None, float beta_range=1.) -> ()");
   m.impl("gated_delta_rule", torch::dispatch(c10::DispatchKey::CPU, gated_delta_rule));
   m.def("cache_keys(Tensor keys, Tensor! cache, Tensor slot_mapping) -> ()");
   m.impl("cache_keys", torch::dispatch(c10::DispatchKey::CPU, cache_keys));

@@ -72,6 +72,10 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
                       const OptionalTensor& bias, const at::Tensor& handle);
 
 // causal_conv.cpp
+at::Tensor causal_conv(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                       const at::Tensor& states, const at::Tensor& query_start_loc,
+                       const at::Tensor& slots, const at::Tensor& resumes,
+                       const OptionalTensor& accepted, bool silu);
 at::Tensor causal_conv1d_fwd(const at::Tensor& x, const at::Tensor& weight,
                              const OptionalTensor& bias, const OptionalTensor& conv_states,
                              const OptionalTensor& query_start_loc,
@@ -103,7 +107,7 @@ void state_scan(at::Tensor& out, at::Tensor& states, const at::Tensor& x, const 
                 const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
                 const OptionalTensor& d, const OptionalTensor& z, const OptionalTensor& dt_bias,
                 bool dt_softplus, const at::Tensor& query_start_loc, const OptionalTensor& slots,
-                const OptionalTensor& has_initial_state);
+                const OptionalTensor& has_initial_state, const OptionalTensor& accepted);
 void mamba_chunk_scan_fwd(at::Tensor& out, at::Tensor& final_states, const at::Tensor& x,
                           const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b,
                           const at::Tensor& c, const OptionalTensor& d, const OptionalTensor& z,
@@ -171,7 +175,8 @@ void gated_delta_rule(at::Tensor& out, const at::Tensor& query, const at::Tensor
                       const at::Tensor& value, const at::Tensor& a, const at::Tensor& b,
                       const at::Tensor& a_log, const at::Tensor& dt_bias, at::Tensor& states,
                       const at::Tensor& slots, const at::Tensor& resumes,
-                      const at::Tensor& query_start_loc, double beta_range);
+                      const at::Tensor& query_start_loc, const OptionalTensor& accepted,
+                      double beta_range);
 std::tuple<at::Tensor, at::Tensor> fused_gdn_gating(const at::Tensor& a_log, const at::Tensor& a,
                                                     const at::Tensor& b, const at::Tensor& dt_bias);
 std::tuple<at::Tensor, at::Tensor> chunk_gated_delta_rule(

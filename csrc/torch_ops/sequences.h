@@ -14,12 +14,14 @@ inline void check_index(const at::Tensor& tensor, at::ScalarType type, const cha
 }
 
 // Looked up each time a loop runs: `starts` [sequences + 1] int32 and dense, `slots` int32, one per
-// sequence with any stride, `continued` bool [sequences].
+// sequence with any stride, `continued` bool [sequences].  With `accepted` int32 [sequences] a
+// sequence has a dense row of slots; see Sequences.
 class StepSequences {
  public:
   StepSequences(const std::optional<at::Tensor>& starts, int64_t count, int64_t length,
                 const std::optional<at::Tensor>& slots, int64_t null_slot,
-                const std::optional<at::Tensor>& continued, bool all_continued)
+                const std::optional<at::Tensor>& continued, bool all_continued,
+                const std::optional<at::Tensor>& accepted = std::nullopt)
       : count_(count), length_(length), null_slot_(null_slot), all_continued_(all_continued) {
     const int64_t sequences = starts ? starts->numel() - 1 : count;
     if (starts) {
@@ -39,7 +41,19 @@ class StepSequences {
                         "has_initial_state must be contiguous and have ", sequences, " entries.");
       continued_ = StepTensor(*continued);
     }
+    if (accepted) {
+      check_index(*accepted, at::kInt, "The numbers of accepted tokens");
+      TORCH_CHECK_VALUE(slots && slots->dim() == 2 && is_dense_in_last_dim(*slots) &&
+                            accepted->is_contiguous() && accepted->numel() >= sequences,
+                        sequences,
+                        " sequences need a row of slots and a number of accepted tokens "
+                        "each.");
+      accepted_ = StepTensor(*accepted);
+    }
   }
+
+  // How many tokens of a sequence may be taken back.
+  int64_t drafts() const { return accepted_ ? slots_.size(1) - 1 : 0; }
 
   Sequences get() const {
     Sequences s{};
@@ -51,13 +65,14 @@ class StepSequences {
     s.null_slot = null_slot_;
     s.continued = continued_ ? continued_.data<uint8_t>() : nullptr;
     s.all_continued = all_continued_ != 0;
+    s.accepted = accepted_ ? accepted_.data<int32_t>() : nullptr;
     return s;
   }
 
  private:
   // Neither optionals nor gaps: a recording looks for pointers in what they leave undefined.
   int64_t count_, length_, null_slot_, all_continued_;
-  StepTensor starts_, slots_, continued_;
+  StepTensor starts_, slots_, continued_, accepted_;
 };
 
 }  // namespace cpu_backend

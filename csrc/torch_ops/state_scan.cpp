@@ -89,6 +89,10 @@ void run(const Scan& scan, const StepSequences& sequences, const OptionalTensor&
   StepTensor step_targets;
   if (targets) {
     check_index(*targets, at::kInt, "The indices of states");
+    TORCH_CHECK_VALUE(targets->dim() == 1 ||
+                          (targets->size(1) > sequences.drafts() && is_dense_in_last_dim(*targets)),
+                      "dst_state_batch_indices has shape ", targets->sizes(),
+                      ", which is no dense row for each of its slots.");
     step_targets = StepTensor(*targets);
     args.target_stride = targets->stride(0);
   }
@@ -130,11 +134,8 @@ void selective_state_update(at::Tensor& state, const at::Tensor& x, const at::Te
                             const OptionalTensor& dst_state_batch_indices, int64_t null_block_id,
                             at::Tensor& out, const OptionalTensor& num_accepted_tokens,
                             const OptionalTensor& cu_seqlens) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!num_accepted_tokens,
-                              "selective_state_update_cpu does not take accepted tokens back: "
-                              "turn speculative decoding off.");
   const StepSequences sequences(cu_seqlens, x.size(0), 1, state_batch_indices, null_block_id,
-                                std::nullopt, true);
+                                std::nullopt, true, num_accepted_tokens);
   Scan scan{out, state, x, dt, a, b, c, d, z, dt_bias, dt_softplus};
   if (state.dim() == 3) {  // Mamba: one head
     scan.out = out.unsqueeze(1);
@@ -155,10 +156,11 @@ void state_scan(at::Tensor& out, at::Tensor& states, const at::Tensor& x, const 
                 const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
                 const OptionalTensor& d, const OptionalTensor& z, const OptionalTensor& dt_bias,
                 bool dt_softplus, const at::Tensor& query_start_loc, const OptionalTensor& slots,
-                const OptionalTensor& has_initial_state) {
+                const OptionalTensor& has_initial_state, const OptionalTensor& accepted) {
   TORCH_CHECK_VALUE(x.dim() == 3 && b.dim() == 3, "x has shape ", x.sizes(), " and B ", b.sizes(),
                     ", expected [tokens, heads, channels] and [tokens, groups, states].");
-  const StepSequences sequences(query_start_loc, 0, 0, slots, -1, has_initial_state, true);
+  const StepSequences sequences(query_start_loc, 0, 0, slots, -1, has_initial_state, true,
+                                accepted);
   const int64_t channels = x.size(2), size = b.size(2);
   run({out, states, x, dt.dim() == 2 ? dt.unsqueeze(2).expand({-1, -1, channels}) : dt,
        a.dim() == 1 ? a.view({-1, 1, 1}).expand({-1, channels, size}) : a, b, c,
@@ -171,7 +173,7 @@ void mamba_chunk_scan_fwd(at::Tensor& out, at::Tensor& final_states, const at::T
                           const at::Tensor& c, const OptionalTensor& d, const OptionalTensor& z,
                           const at::Tensor& cu_seqlens) {
   state_scan(out, final_states, x, dt, a, b, c, d, z, std::nullopt, false, cu_seqlens, std::nullopt,
-             std::nullopt);
+             std::nullopt, std::nullopt);
 }
 
 void selective_scan_fwd(at::Tensor& u, at::Tensor& delta, const at::Tensor& a, const at::Tensor& b,

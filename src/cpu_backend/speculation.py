@@ -34,10 +34,11 @@ def check(config: Any) -> None:
             f"drafts by {speculation.method} are not supported on the CPU: choose the method "
             f"{', '.join(METHODS[:-1])} or {METHODS[-1]} of --speculative-config."
         )
-    if (target := speculation.target_model_config) is not None and target.has_inner_state:
+    target = speculation.target_model_config
+    if target is not None and target.has_inner_state and not target.is_hybrid:
         raise ConfigError(
-            f"speculative decoding is not supported for {target.architecture}, whose layers have a "
-            "recurrent state: leave --speculative-config out."
+            f"speculative decoding is not supported for {target.architecture}, whose layers all "
+            "have a recurrent state: leave --speculative-config out."
         )
     refused = {
         "rejection_sample_method": speculation.rejection_sample_method != "standard",
@@ -51,6 +52,11 @@ def check(config: Any) -> None:
         )
     if speculation.uses_draft_kv_cache():
         draft = speculation.draft_model_config
+        if draft.has_inner_state:
+            raise ConfigError(
+                f"drafts by {draft.architecture}, whose layers have a recurrent state, are not "
+                "supported: choose another draft model, or the method ngram."
+            )
         if draft.hf_config.model_type in _OWN_PROPOSERS or draft.use_mla:
             raise ConfigError(
                 f"drafts by {draft.architecture} are not supported on the CPU yet: "

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.zoo import build
+from tests.zoo import build, text_specs
 
 DRAFT_VOCABULARY = 2000  # of the EAGLE-3 head: every tenth of the target's tokens
+SMALL_VOCABULARY = 16
 
 
 def write_first_layers(source: Path, target: Path, layers: int) -> Path:
@@ -111,6 +113,29 @@ def write_with_own_head(target: Path) -> Path:
         f"model.{name}": weight.to(dtype) for name, weight in random_weights(shapes).items()
     }
     (target / "config.json").write_text(json.dumps(config))
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def write_with_states(target: Path, name: str) -> Path:
+    """Write a small random model of the zoo with recurrent states, of so small a vocabulary that
+    drafts are right now and then.  Qwen3-Next has a layer that predicts the token after next."""
+    spec = next(spec for spec in text_specs.SPECS if spec.name == name)
+    build.build(replace(spec, config=spec.config | {"vocab_size": SMALL_VOCABULARY}), target)
+    if name != "Qwen3NextForCausalLM":
+        return target
+    weights = load_file(target / "model.safetensors")
+    config = json.loads((target / "config.json").read_text())
+    hidden = config["hidden_size"]
+    layer = f"model.layers.{config['layer_types'].index('full_attention')}."
+    norms = ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    weights |= {
+        name.replace(layer, "mtp.layers.0."): weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(layer)
+    }
+    weights |= {f"mtp.{norm}.weight": weights["model.norm.weight"].clone() for norm in norms}
+    weights |= random_weights({"mtp.fc": (hidden, 2 * hidden)})
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return target
 

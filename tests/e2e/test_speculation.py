@@ -42,12 +42,13 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 @dataclass
 class Answers:
-    """Tokens of each prompt alone, together, and together from the prefix cache; drafted, accepted:
-    of all."""
+    """Tokens of each prompt alone, together, and together from the prefix cache; of all the
+    log-probabilities, and how many were drafted and accepted."""
 
     alone: list[list[int]]
     together: list[list[int]]
     again: list[list[int]]
+    logprobs: list[float]
     drafted: float
     accepted: float
 
@@ -56,18 +57,24 @@ class Answers:
         return self.alone, self.together, self.again
 
 
-def ask(engine: Offline, vocabulary: int) -> Answers:
+def ask(engine: Offline, vocabulary: int, new_tokens: int = NEW_TOKENS) -> Answers:
     from vllm import SamplingParams
 
-    greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    common = {"max_tokens": new_tokens, "ignore_eos": True, "logprobs": 0}
+    greedy = SamplingParams(temperature=0, **common)
     # Chooses the same tokens by way of draws, acceptance and recovery.
-    sure = SamplingParams(temperature=0.8, top_k=1, max_tokens=NEW_TOKENS, ignore_eos=True)
+    sure = SamplingParams(temperature=0.8, top_k=1, **common)
     given = [{"prompt_token_ids": ids} for ids in prompts(vocabulary)]
+    logprobs: list[float] = []
 
     def tokens(batch: list[dict[str, Any]], *sampling: SamplingParams) -> list[list[int]]:
         settings = [sampling[i % len(sampling)] for i in range(len(batch))]
         outputs = engine.generate(batch, settings, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        answers = [output.outputs[0] for output in outputs]
+        for answer in answers:
+            steps = zip(answer.token_ids, answer.logprobs, strict=True)
+            logprobs.extend(step[token].logprob for token, step in steps)
+        return [list(answer.token_ids) for answer in answers]
 
     before = _counts(engine)
     engine.reset_prefix_cache()
@@ -75,7 +82,7 @@ def ask(engine: Offline, vocabulary: int) -> Answers:
     engine.reset_prefix_cache()
     answers = alone, tokens(given, greedy, sure), tokens(given, sure, greedy)
     drafted, accepted = (now - then for now, then in zip(_counts(engine), before, strict=True))
-    return Answers(*answers, drafted, accepted)
+    return Answers(*answers, logprobs, drafted, accepted)
 
 
 def ask_for_more(engine: Offline) -> list[tuple[list[int], list[float]]]:

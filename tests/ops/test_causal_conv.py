@@ -128,6 +128,56 @@ def test_bits_do_not_depend_on_the_batch_or_threads(
         assert torch.equal(alone[0], states[slots[i]])
 
 
+def test_inputs_of_refused_drafts_are_taken_back(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """Two steps of drafts, of which the first ones are accepted, beside a prompt in two parts."""
+    weight, bias = random((35, 4), dtype, seeded), random((35,), dtype, seeded)
+    states = random((6, 35, 5), dtype, seeded)  # of four taps and two drafts
+    before = states.clone()
+    slots = indices(4, 1, 0, 2, 3, 0, 5, 0, 0).view(3, 3)
+    resumes = torch.tensor([True, True, False])
+
+    def step(x: torch.Tensor, starts: torch.Tensor, *accepted: int) -> torch.Tensor:
+        convolved: torch.Tensor = torch.ops.cpu_backend.causal_conv(
+            x, weight, bias, states, starts, slots, resumes, indices(*accepted), True
+        )
+        return convolved
+
+    def expected(history: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return forward(x, weight, bias, history[None].clone(), indices(0, len(x)), indices(0),
+                       torch.tensor([True]))  # fmt: skip
+
+    x = random((3 + 1 + 6, 35), dtype, seeded)
+    out = step(x, indices(0, 3, 4, 10), 2, 1, 0)
+    first, second = before[4, :, 1:4], before[2, :, :3]
+    assert torch.equal(out[:3], expected(first, x[:3]))
+    assert torch.equal(out[3:4], expected(second, x[3:4]))
+    assert torch.equal(out[4:], expected(torch.zeros_like(first), x[4:]))
+    untouched = [0, 1, 3]
+    assert torch.equal(states[untouched], before[untouched])
+
+    # Of the first one's three tokens two were accepted, of the second one's one its only one.
+    first = torch.cat([first, x[:2].T], 1)[:, -3:]
+    second = torch.cat([second, x[3:4].T], 1)[:, -3:]
+    third = x[4:].T[:, -3:]
+    resumes[2] = True
+    x = random((2 + 3 + 1, 35), dtype, seeded)
+    out = step(x, indices(0, 2, 5, 6), 2, 1, 1)
+    assert torch.equal(out[:2], expected(first, x[:2]))
+    assert torch.equal(out[2:5], expected(second, x[2:5]))
+    assert torch.equal(out[5:], expected(third, x[5:]))
+
+    # The host's name for requests that have as many drafts each.
+    x = random((2, 3, 35), dtype, seeded)
+    history = torch.stack([states[4, :, 1:4], states[2, :, 2:5]])
+    out = torch.ops._C.causal_conv1d_update_cpu(
+        x, states, weight, bias, True, indices(2, 3), indices(4, 2), PAD, False
+    )
+    for i in range(2):
+        assert torch.equal(out[i], expected(history[i], x[i]))
+
+
 def test_weights_are_taken_in_every_form(dtype: torch.dtype, seeded: torch.Generator) -> None:
     x, weight = random((9, 35), dtype, seeded), random((35, 4), dtype, seeded)
     starts = indices(0, 9)
@@ -203,7 +253,17 @@ def test_convolutions_refuse_what_they_cannot_do() -> None:
         update(x, states, weight, None, "gelu", None, None, 0)
     with pytest.raises(TypeError, match="indices of states has dtype Long"):
         update(x, states, weight, None, None, torch.tensor([0, 1]), None, 0)
-    with pytest.raises(NotImplementedError, match="turn speculative decoding off"):
+    with pytest.raises(ValueError, match=r"beside num_accepted_tokens x is \[batch, length"):
         torch.ops._C.causal_conv1d_update_cpu(
             x, states, weight, None, True, indices(1, 1), None, PAD, False
         )
+    with pytest.raises(ValueError, match="holds no inputs of 2 drafts"):
+        torch.ops._C.causal_conv1d_update_cpu(
+            x[:, None].expand(2, 2, 8), states, weight, None, True, indices(1, 1), indices(0, 1),
+            PAD, False,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"conv_states has shape .* expected \[slots, 8, 4\]"):
+        torch.ops.cpu_backend.causal_conv(
+            x, weight, None, states, indices(0, 1, 2), indices(0, 1, 1, 0).view(2, 2),
+            torch.ones(2, dtype=torch.bool), indices(1, 1), True,
+        )  # fmt: skip

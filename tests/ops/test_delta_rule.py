@@ -35,13 +35,14 @@ class Case:
     resumes: torch.Tensor
     starts: torch.Tensor
     beta_range: float = 1.0
+    accepted: torch.Tensor | None = None  # slots are rows
 
     def run(self, *, states: torch.Tensor | None = None) -> torch.Tensor:
         out = torch.full_like(self.value, torch.nan)
         torch.ops.cpu_backend.gated_delta_rule(
             out, self.query, self.key, self.value, self.a, self.b, self.a_log, self.dt_bias,
             self.states if states is None else states, self.slots, self.resumes, self.starts,
-            self.beta_range,
+            self.accepted, self.beta_range,
         )  # fmt: skip
         return out
 
@@ -249,23 +250,36 @@ def test_states_of_drafts_lie_in_a_row_of_slots(
 ) -> None:
     """The state after each token goes to the next slot; the one after the last accepted token of
     the step before is begun with."""
-    case = make_case((1, 2, 16, 20), dtype, seeded, lengths=(3, 3))
-    states = torch.randn(9, 2, 16, 20, generator=seeded)
-    slots = torch.tensor([[1, 5, 3], [8, 2, 6]], dtype=torch.int32)
-    accepted = torch.tensor([2, 3], dtype=torch.int32)
-    case.states, case.resumes = states.clone(), torch.ones(2, dtype=torch.bool)
-    out = torch.ops._C.fused_sigmoid_gating_delta_rule_update_spec_cpu(
-        case.a_log, case.dt_bias, case.query, case.key, case.value, case.a, case.b, case.states,
-        slots, accepted, case.starts, True,
-    )  # fmt: skip
+    case = make_case((1, 2, 16, 20), dtype, seeded, lengths=(3, 3, 20))
+    states = torch.randn(10, 2, 16, 20, generator=seeded)
+    slots = torch.tensor([[1, 5, 3], [8, 2, 6], [9, 0, 0]], dtype=torch.int32)
+    accepted = torch.tensor([2, 3, 0], dtype=torch.int32)  # the last one's prompt goes on
+    case.states, case.resumes = states.clone(), torch.ones(3, dtype=torch.bool)
+    case.slots, case.accepted = slots, accepted
+    out = case.run()
+    written = {9}
     for request in range(2):
-        alone = make_case((1, 2, 16, 20), dtype, seeded, lengths=(1,))
         state = states[slots[request, accepted[request] - 1]][None].clone()
         for token in range(3):
             alone = case.part(request, token, token + 1, resumes=True)
             alone.slots.zero_()
             assert torch.equal(alone.run(states=state), out[3 * request + token][None])
             assert torch.equal(case.states[slots[request, token]], state[0])
+        written.update(slots[request].tolist())
+    prompt = case.part(2, 0, 20, resumes=True)
+    prompt.slots, state = torch.zeros(1, dtype=torch.int32), states[9:].clone()
+    assert torch.equal(prompt.run(states=state), out[6:])
+    assert torch.equal(case.states[9], state[0])
+    for slot in set(range(10)) - written:
+        assert torch.equal(case.states[slot], states[slot])
+    # The host's name for requests that all have drafts.
+    drafts = states.clone()
+    host = torch.ops._C.fused_sigmoid_gating_delta_rule_update_spec_cpu(
+        case.a_log, case.dt_bias, case.query[:6], case.key[:6], case.value[:6], case.a[:6],
+        case.b[:6], drafts, slots[:2], accepted[:2], case.starts[:3], True,
+    )  # fmt: skip
+    assert torch.equal(host, out[:6])
+    assert torch.equal(drafts[:9], case.states[:9])
 
 
 @pytest.mark.parametrize("decays", DECAYS)

@@ -51,6 +51,8 @@ bind_memory(int[] nodes) -> str
 bind_threads(int[] cpus) -> bool
 cache_keys(Tensor keys, Tensor! cache, Tensor slot_mapping) -> ()
 cache_rows(Tensor rows, Tensor! cache, Tensor slot_mapping) -> ()
+causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor! states, Tensor query_start_loc, \
+Tensor slots, Tensor resumes, Tensor? accepted, bool silu) -> Tensor
 choose_tokens(Tensor query, Tensor weights, Tensor key_cache, Tensor query_start_loc, \
 Tensor seq_lens, Tensor block_table, float scale, Tensor! scores, Tensor! chosen) -> ()
 describe() -> str
@@ -59,7 +61,7 @@ Tensor? down_bias, Tensor topk_weights, Tensor topk_ids, str activation) -> ()
 fused_add_gemma_rms_norm(Tensor! input, Tensor! residual, Tensor weight, float epsilon) -> ()
 gated_delta_rule(Tensor! out, Tensor query, Tensor key, Tensor value, Tensor a, Tensor b, \
 Tensor a_log, Tensor dt_bias, Tensor! states, Tensor slots, Tensor resumes, \
-Tensor query_start_loc, float beta_range=1.) -> ()
+Tensor query_start_loc, Tensor? accepted=None, float beta_range=1.) -> ()
 gated_rms_norm(Tensor! out, Tensor input, Tensor gate, Tensor weight, float epsilon, \
 bool gate_first, str activation) -> ()
 gemma_rms_norm(Tensor! out, Tensor input, Tensor weight, float epsilon) -> ()
@@ -90,7 +92,7 @@ sparse_attention(Tensor query, Tensor cache, Tensor! output, Tensor query_start_
 Tensor seq_lens, Tensor block_table, Tensor chosen, float scale) -> ()
 state_scan(Tensor! out, Tensor! states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, \
 Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor query_start_loc, Tensor? slots, \
-Tensor? has_initial_state) -> ()
+Tensor? has_initial_state, Tensor? accepted=None) -> ()
 """
 
 # A process of its own: the host's libraries, once imported, add their ops to the same namespace.

@@ -316,6 +316,52 @@ def test_padded_sequences_are_zeros_and_keep_states(
         given.reference(slice(row, row + 1), before[slot], both.to(dtype))
 
 
+def test_states_of_drafts_lie_in_a_row_of_slots(
+    dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """The state after each token goes to the next slot; the one after the last accepted token of
+    the step before is begun with.  The last sequence's prompt goes on."""
+    given = mamba2(9, 4, 20, 2, 19, dtype, seeded)
+    starts = indices(0, 3, 4, 9)
+    slots = indices(1, 5, 3, 8, 2, 6, 7, 0, 0).view(3, 3)
+    accepted = indices(2, 3, 0)
+    before = torch.randn(9, 4, 20, 19, generator=seeded)
+    states = before.clone()
+    out = torch.full((9, 4, 20), float("nan"), dtype=dtype)
+
+    def scan(
+        out: torch.Tensor, states: torch.Tensor, rows: slice, starts: torch.Tensor,
+        slots: torch.Tensor, accepted: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        torch.ops.cpu_backend.state_scan(
+            out, states, given.x[rows], given.dt[rows], given.a, given.b[rows], given.c[rows],
+            given.d, given.z[rows], given.dt_bias, True, starts, slots,
+            torch.ones(len(slots), dtype=torch.bool), accepted,
+        )  # fmt: skip
+
+    scan(out, states, slice(0, 9), starts, slots, accepted)
+    alone, expected = before.clone(), torch.empty_like(out)
+    for sequence, begins_with in enumerate((5, 6, 7)):
+        state = before[begins_with : begins_with + 1].clone()
+        rows = range(int(starts[sequence]), int(starts[sequence + 1]))
+        for token, row in enumerate(rows):
+            one = slice(row, row + 1)
+            scan(expected[one], state, one, indices(0, 1), indices(0), None)
+            alone[slots[sequence, token] if sequence < 2 else 7] = state[0]
+    assert torch.equal(out, expected)
+    assert torch.equal(states, alone)
+
+    # The host's name; where the states go may be said apart.
+    states = before.clone()
+    torch.ops._C.selective_state_update_cpu(
+        states, given.x[:4], given.dt[:4], given.a, given.b[:4], given.c[:4], given.d,
+        given.z[:4], given.dt_bias, True, slots[:2], indices(0, 4, 7, 3, 3, 3).view(2, 3), -1,
+        out[:4], accepted[:2], starts[:3],
+    )  # fmt: skip
+    assert torch.equal(out, expected)
+    assert torch.equal(states[[0, 4, 7, 3]], alone[[1, 5, 3, 8]])
+
+
 def test_states_may_go_to_another_slot(seeded: torch.Generator) -> None:
     given = mamba2(2, 2, 5, 1, 7, torch.float32, seeded)
     states = torch.randn(4, 2, 5, 7, generator=seeded)
@@ -351,5 +397,5 @@ def test_scans_refuse_what_they_cannot_do(seeded: torch.Generator) -> None:
         run(states=states[:, :1])
     with pytest.raises(ValueError, match="2 heads cannot share 3 groups evenly"):
         run(b=given.b.expand(2, 3, 7))
-    with pytest.raises(NotImplementedError, match="turn speculative decoding off"):
+    with pytest.raises(ValueError, match="2 sequences need a row of slots and a number of"):
         run(accepted=indices(1, 1))

@@ -233,11 +233,7 @@ def test_a_state_is_changed_once_by_a_step_however_often_it_runs() -> None:
     calls = 0
 
     def convolved(kept: torch.Tensor, step: StateMetadata) -> torch.Tensor:
-        result: torch.Tensor = torch.ops._C.causal_conv1d_fwd_cpu(
-            embedded.clone().t(), taps, None, kept, step.query_start_loc, step.slots, step.resumes,
-            False, -1, False,
-        )  # fmt: skip
-        return result.t()
+        return ops.causal_conv(embedded.clone(), taps, None, kept, step.sequences, silu=False)
 
     def forward() -> torch.Tensor:
         nonlocal calls
@@ -249,7 +245,8 @@ def test_a_state_is_changed_once_by_a_step_however_often_it_runs() -> None:
         positions.fill_(number)
         starts = torch.tensor([0, 1, 3], dtype=torch.int32)
         slots = torch.tensor([2, number % 2], dtype=torch.int32)
-        step = StateMetadata(3, starts, slots, torch.tensor([number > 1, number > 2]))
+        resumes = torch.tensor([number > 1, number > 2])
+        step = StateMetadata(3, ops.StepSequences(starts, slots, resumes))
         kept = states.clone()
         expected = convolved(kept, step).clone()
         result = replay.run(forward, (positions, embedded.T), [step], [State(states, slots)])
@@ -264,14 +261,11 @@ def test_a_step_that_changes_a_state_of_nobodys_is_not_recorded() -> None:
     positions, states = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4, 2)
     replay = StepReplay(lambda: [taps, states])
     starts = torch.tensor([0, 3], dtype=torch.int32)
-    step = StateMetadata(3, starts, starts[:1].clone(), torch.tensor([False]))
+    sequences = ops.StepSequences(starts, starts[:1].clone(), torch.tensor([False]))
+    step = StateMetadata(3, sequences)
 
     def forward() -> torch.Tensor:
-        result: torch.Tensor = torch.ops._C.causal_conv1d_fwd_cpu(
-            embedded.clone().t(), taps, None, states, step.query_start_loc, step.slots,
-            step.resumes, False, -1, False,
-        )  # fmt: skip
-        return result.t()
+        return ops.causal_conv(embedded.clone(), taps, None, states, sequences, silu=False)
 
     replay.run(forward, (positions, embedded.T), [step])
     assert "changes memory that outlives the step" in replay.given_up

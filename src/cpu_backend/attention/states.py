@@ -20,10 +20,13 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.attention.backends.short_conv_attn import ShortConvAttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.ops import StepSequences
 
 
 class CpuBackendStates(AttentionBackend):
@@ -50,29 +53,33 @@ class CpuBackendStates(AttentionBackend):
 
 @dataclass(frozen=True, eq=False)
 class StateMetadata:
-    """One step of a group of layers with states.
-
-    query_start_loc [requests + 1] int32: the first token of each request; slots [requests] int32:
-    where it has its state; resumes [requests] bool: whether that is one, or still to be begun.
-    """
+    """One step of a group of layers with states."""
 
     num_actual_tokens: int
-    query_start_loc: torch.Tensor
-    slots: torch.Tensor
-    resumes: torch.Tensor
+    sequences: StepSequences
     causal: ClassVar[bool] = True
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """All that the step's requests have."""
+        return self.sequences.slots
 
     def step_data(self) -> tuple[torch.Tensor, ...]:
         """What is another tensor in every step."""
-        return self.query_start_loc, self.slots, self.resumes
+        return tuple(tensor for tensor in self.sequences if tensor is not None)
 
     def is_repeatable(self, tokens: int) -> bool:
         """Whether a step of so many tokens may be recorded."""
         return self.num_actual_tokens == tokens
 
 
-class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
-    """Looks up each request's slot once for all layers of a group."""
+class StateMetadataBuilder(ShortConvAttentionMetadataBuilder):
+    """Looks up each request's slots once for all layers of a group.
+
+    One of the host's only in name: to them it says which tokens the sampler has accepted.
+    """
+
+    supports_update_block_table = False
 
     def __init__(
         self,
@@ -81,11 +88,13 @@ class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
         vllm_config: VllmConfig,
         device: torch.device,
     ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        if vllm_config.speculative_config is not None:
+        AttentionMetadataBuilder.__init__(self, kv_cache_spec, layer_names, vllm_config, device)
+        self._drafts = vllm_config.speculative_config is not None
+        if self._drafts and kv_cache_spec.mamba_type is MambaAttentionBackendEnum.MAMBA1:
             raise ConfigError(
-                "speculative decoding is not supported for models with recurrent states, which "
-                "would have to be taken back with a refused token: leave --speculative-config out."
+                "speculative decoding is not supported for models with Mamba layers of the first "
+                "kind, for which the host keeps no states of drafts: leave --speculative-config "
+                "out."
             )
 
     def build(
@@ -93,18 +102,33 @@ class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
         common_prefix_len: int,
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
+        *,
+        num_accepted_tokens: torch.Tensor | None = None,
+        num_decode_draft_tokens_cpu: torch.Tensor | None = None,
     ) -> StateMetadata:
-        """See the host's builder."""
+        """See the host's builder.
+
+        num_accepted_tokens [requests]: of the step before; num_decode_draft_tokens_cpu [requests]:
+        how many drafts are verified, negative where a prompt is read.
+        """
         common = common_attn_metadata
         spec = cast("MambaSpec", self.kv_cache_spec)
         table = mamba_get_block_table_tensor(
             common.block_table_tensor, common.seq_lens, spec, spec.mamba_cache_mode
         )
+        accepted = None
+        if self._drafts:
+            assert num_accepted_tokens is not None
+            assert num_decode_draft_tokens_cpu is not None
+            accepted = num_accepted_tokens * (num_decode_draft_tokens_cpu >= 0)
         return StateMetadata(
             common.num_actual_tokens,
-            common.query_start_loc,
-            table[:, 0].contiguous(),
-            common.seq_lens > common.query_start_loc.diff(),
+            StepSequences(
+                common.query_start_loc,
+                table.contiguous() if self._drafts else table[:, 0].contiguous(),
+                common.seq_lens > common.query_start_loc.diff(),
+                accepted,
+            ),
         )
 
 

@@ -23,7 +23,8 @@ from cpu_backend.host.seam import When, patch
 def convolve_and_scan(original: Any) -> Any:
     """Projections and norms are the host's."""
     from cpu_backend.attention.states import step_of
-    from cpu_backend.layers.state_space import Recurrence, convolve, scan
+    from cpu_backend.layers.state_space import Recurrence, scan
+    from cpu_backend.ops import causal_conv
 
     def forward_impl(self: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
         if (found := step_of(self)) is None:
@@ -33,7 +34,7 @@ def convolve_and_scan(original: Any) -> Any:
         tokens = step.num_actual_tokens
         x, gate = self.in_proj(hidden_states[:tokens])[0].chunk(2, dim=1)
         weight = self.conv1d.weight.squeeze(1)
-        x = convolve(x, weight, self.conv1d.bias, conv_states, step, silu=True)
+        x = causal_conv(x, weight, self.conv1d.bias, conv_states, step.sequences, silu=True)
         dt, b, c = self._ssm_transform(x)
         scanned = torch.empty_like(x)
         bias = self._time_proj_bias()

@@ -26,7 +26,8 @@ from cpu_backend.host.seam import When, patch
 def convolve_and_scan(original: Any) -> Any:
     """Projections, gate and norm are the host's."""
     from cpu_backend.attention.states import step_of
-    from cpu_backend.layers.state_space import Recurrence, convolve, scan
+    from cpu_backend.layers.state_space import Recurrence, scan
+    from cpu_backend.ops import causal_conv
 
     def conv_ssm_forward(self: Any, projected_states: torch.Tensor, output: torch.Tensor) -> None:
         if (found := step_of(self)) is None:
@@ -37,7 +38,9 @@ def convolve_and_scan(original: Any) -> Any:
         mixed, dt = projected_states[:tokens, self.tped_intermediate_size :].split(
             [self.tped_conv_size, self.tped_dt_size], dim=1
         )
-        mixed = convolve(mixed, self.conv_weights, self.conv1d.bias, conv_states, step, silu=True)
+        mixed = causal_conv(
+            mixed, self.conv_weights, self.conv1d.bias, conv_states, step.sequences, silu=True
+        )
         x, b, c = self.split_hidden_states_B_C_fn(mixed)
         groups = (self.n_groups // self.tp_size, -1)
         scan(

@@ -1,6 +1,6 @@
 """Short convolutions (LFM2) run on this backend's op.
 
-What: ``ShortConv.forward_native``, with layers/state_space.py.
+What: ``ShortConv.forward_native``, with its op.
 Why: the host computes prompts and single tokens by different functions, which round differently,
     and prompts one request after the other in Python.
 Since: 0.32
@@ -24,7 +24,7 @@ from cpu_backend.host.seam import When, patch
 def gated_convolution(original: Any) -> Any:
     """Projections are the host's."""
     from cpu_backend.attention.states import step_of
-    from cpu_backend.layers.state_space import convolve
+    from cpu_backend.ops import causal_conv
 
     def forward_native(self: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
         if (found := step_of(self)) is None:
@@ -34,7 +34,9 @@ def gated_convolution(original: Any) -> Any:
         tokens = step.num_actual_tokens
         b, c, x = self.in_proj(hidden_states[:tokens])[0].chunk(3, dim=1)
         weight = self.conv.weight.squeeze(1)
-        convolved = convolve(b * x, weight, self.conv.bias, conv_states, step, silu=False)
+        convolved = causal_conv(
+            b * x, weight, self.conv.bias, conv_states, step.sequences, silu=False
+        )
         output[:tokens] = self.out_proj(c * convolved)[0]
 
     return forward_native

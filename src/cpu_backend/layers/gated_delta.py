@@ -64,18 +64,9 @@ def attend(
     b [tokens, heads]; conv_states [slots, channels, taps - 1] and states [slots, heads, key_dim,
     value_dim] are changed in the slots of step, the group's ``attention.states.StateMetadata``.
     """
-    mixed = torch.ops._C.causal_conv1d_fwd_cpu.default(
-        mixed.t(),
-        weights.conv,
-        weights.conv_bias,
-        conv_states,
-        step.query_start_loc,
-        step.slots,
-        step.resumes,
-        True,
-        -1,
-        False,
-    ).t()
+    mixed = ops.causal_conv(
+        mixed, weights.conv, weights.conv_bias, conv_states, step.sequences, silu=True
+    )
     query, key, value = heads.split(mixed)
     out = torch.empty(value.shape, dtype=value.dtype)
     ops.gated_delta_rule(
@@ -86,7 +77,7 @@ def attend(
         (a, b),
         (weights.a_log, weights.dt_bias),
         states,
-        (step.query_start_loc, step.slots, step.resumes),
+        step.sequences,
         weights.beta_range,
     )
     return out

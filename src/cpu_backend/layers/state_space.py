@@ -1,7 +1,7 @@
-"""Layers with a state that is carried from token to token: both ops take a whole step at once.
+"""The recurrence of state-space models, whose op takes a whole step at once.
 
 A decode is a sequence of one token, so what a token's layer gives depends neither on which requests
-a step has nor on where the step before ended (``csrc/kernels/causal_conv.h``, ``state_scan.h``).
+a step has nor on where the step before ended (``csrc/kernels/state_scan.h``).
 """
 
 from __future__ import annotations
@@ -12,35 +12,6 @@ from typing import Any
 import torch
 
 from cpu_backend import ops
-
-
-def convolve(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    states: torch.Tensor,
-    step: Any,
-    *,
-    silu: bool,
-) -> torch.Tensor:
-    """Causal convolution of x [tokens, channels] by weight [channels, taps].
-
-    states [slots, channels, taps - 1] are changed in the slots of step, the group's
-    ``attention.states.StateMetadata``.
-    """
-    convolved: torch.Tensor = torch.ops._C.causal_conv1d_fwd_cpu.default(
-        x.t(),
-        weight,
-        bias,
-        states,
-        step.query_start_loc,
-        step.slots,
-        step.resumes,
-        silu,
-        -1,
-        False,
-    )
-    return convolved.t()
 
 
 @dataclass(frozen=True)
@@ -67,7 +38,8 @@ def scan(
     """The state-space recurrence of Mamba and Mamba-2, into out.
 
     out, x, gate [tokens, heads, channels]; dt the same or [tokens, heads]; b, c [tokens, groups,
-    states]; states [slots, heads, channels, states] are changed in the slots of step.
+    states]; states [slots, heads, channels, states] are changed in the slots of step, the group's
+    ``attention.states.StateMetadata``.
     """
     ops.state_scan(
         out,
@@ -80,7 +52,5 @@ def scan(
         recurrence.d,
         gate,
         recurrence.dt_bias,
-        step.query_start_loc,
-        step.slots,
-        step.resumes,
+        step.sequences,
     )

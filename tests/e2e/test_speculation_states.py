@@ -1,0 +1,81 @@
+"""Drafts of models with recurrent states, which are taken back with a refused token: greedy fp32
+tokens are those of the same engine without drafts, alone, in batches, chunks and from the prefix
+cache, with steps recorded.
+
+Small random models of the zoo: Mamba-2, short convolutions, gated delta nets and Kimi's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import mostly_slow
+from tests.e2e import drafts
+from tests.e2e.test_speculation import DRAFTS, OPTIONS, ask
+from tests.features.offline import Offline
+
+NEW_TOKENS = 60  # beyond the end of a block of the prefix cache
+SETTINGS: dict[str, Any] = OPTIONS | {"skip_tokenizer_init": True}
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+# The model, how it is drafted for, what the engine is told besides.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Falcon-H1": ("FalconH1ForCausalLM", NGRAM, {}),
+    "Granite 4": ("GraniteMoeHybridForCausalLM", NGRAM, {}),
+    "Kimi Linear": ("KimiLinearForCausalLM", NGRAM, {}),
+    "LFM2": ("Lfm2ForCausalLM", NGRAM, {}),
+    "Nemotron-H": ("NemotronHForCausalLM", NGRAM, {}),
+    "OLMo Hybrid": ("OlmoHybridForCausalLM", NGRAM, {}),
+    "Qwen3-Next": ("Qwen3NextForCausalLM", NGRAM, {}),
+    "Qwen3-Next, no prefixes kept": (
+        "Qwen3NextForCausalLM",
+        NGRAM,
+        {"enable_prefix_caching": False},
+    ),
+    "Qwen3-Next on two ranks": ("Qwen3NextForCausalLM", NGRAM, {"tensor_parallel_size": 2}),
+    "Qwen3-Next by its own head": ("Qwen3NextForCausalLM", {"method": "mtp"}, {}),
+    "Zamba 2": ("Zamba2ForCausalLM", NGRAM, {}),
+}
+QUICK = ("Granite 4", "LFM2", "Qwen3-Next", "Qwen3-Next by its own head")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[list[Offline]]:
+    """Empty until the first test has a model for it; the others start theirs in its place."""
+    running: list[Offline] = []
+    yield running
+    for each in running:
+        each.__exit__(None, None, None)
+
+
+def start(engine: list[Offline], model: str, **options: Any) -> Offline:
+    if not engine:
+        engine.append(Offline(model, **options))
+    else:
+        engine[0].start(model, **options)
+    return engine[0]
+
+
+@pytest.mark.parametrize("case", mostly_slow(CASES, *QUICK))
+def test_states_of_refused_drafts_are_taken_back(
+    case: str, engine: list[Offline], tmp_path: Path
+) -> None:
+    name, method, options = CASES[case]
+    model = str(drafts.write_with_states(tmp_path / "model", name))
+    settings = SETTINGS | options
+    expected = ask(start(engine, model, **settings), drafts.SMALL_VOCABULARY, NEW_TOKENS)
+    assert expected.alone == expected.together == expected.again
+    speculative = {"num_speculative_tokens": DRAFTS} | method
+    speculating = start(engine, model, speculative_config=speculative, **settings)
+    answers = ask(speculating, drafts.SMALL_VOCABULARY, NEW_TOKENS)
+    for tokens in answers.tokens:
+        assert tokens == expected.alone
+    # Such models choose the same tokens after many a wrong state, but not as likely.
+    assert answers.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert answers.drafted > 500
+    # A head of random numbers is hardly ever right.
+    least = 0.03 if method is NGRAM else 0
+    assert least < answers.accepted / answers.drafted < 0.8
