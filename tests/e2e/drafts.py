@@ -140,6 +140,19 @@ def write_with_states(target: Path, name: str) -> Path:
     return target
 
 
+def make_head_right(target: Path) -> None:
+    """Let a model's layers add nothing, and its own head pass on the embedding it reads: each token
+    decides the next one, to both alike."""
+    weights = load_file(target / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            weight.zero_()
+    weights["mtp.pre_fc_norm_embedding.weight"].zero_()  # of Gemma's kind: 1 + weight
+    read = weights["mtp.fc.weight"]
+    read.copy_(torch.eye(*read.shape))  # the embedding's half, then the hidden state's
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+
+
 def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Matrices of small random numbers and norms of ones, from a fixed seed."""
     seeded = torch.Generator().manual_seed(7)

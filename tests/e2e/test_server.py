@@ -127,8 +127,15 @@ def test_idle_server_does_not_spin(server: Server) -> None:
     assert used < 0.5  # one spinning thread would use 1
 
 
-def test_sigterm_during_generation_leaves_no_process(model_path: str, tmp_path: Path) -> None:
-    with Server(model_path, tmp_path / "log", "--max-model-len", "2048") as running:
+def test_sigterm_during_generation_leaves_no_process_and_no_file(
+    model_path: str, tmp_path: Path
+) -> None:
+    files = tmp_path / "tmp"
+    files.mkdir()
+    running = Server(model_path, tmp_path / "log", "--max-model-len", "2048", "-pp", "2")
+    running.environ["TMPDIR"] = str(files)
+    with running:
+        assert [path for path in files.iterdir() if path.is_socket()]
         client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(
             model=model_path,
@@ -141,3 +148,5 @@ def test_sigterm_during_generation_leaves_no_process(model_path: str, tmp_path: 
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(60) == 0
         assert wait_until(lambda: not running.group(), 20)
+    # Folders are caches, of torch and of how servers share CPUs.
+    assert [path for path in files.iterdir() if not path.is_dir()] == []

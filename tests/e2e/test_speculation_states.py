@@ -79,3 +79,14 @@ def test_states_of_refused_drafts_are_taken_back(
     # A head of random numbers is hardly ever right.
     least = 0.03 if method is NGRAM else 0
     assert least < answers.accepted / answers.drafted < 0.8
+
+
+def test_a_head_that_is_right_is_believed(engine: list[Offline], tmp_path: Path) -> None:
+    """It reads the token that was drawn last, not the one before."""
+    model = drafts.write_with_states(tmp_path / "model", "Qwen3NextForCausalLM")
+    drafts.make_head_right(model)
+    speculative = {"num_speculative_tokens": DRAFTS, "method": "mtp"}
+    running = start(engine, str(model), speculative_config=speculative, **SETTINGS)
+    answers = ask(running, drafts.SMALL_VOCABULARY, NEW_TOKENS)
+    assert answers.alone == answers.together == answers.again
+    assert answers.accepted == answers.drafted > 500
