@@ -64,8 +64,9 @@ class Spec:
     host's name.
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
     them into those of published checkpoints, or into nothing, which have the matrices whose names
-    ``transposed`` matches in the other order.  needs: of tests/tools.py, without which neither
-    side can run it.
+    ``transposed`` matches in the other order.  "|0", "|1" and so on in a name: parts of one weight,
+    which lie one after the other, by_key_head: for each key head.  needs: of tests/tools.py,
+    without which neither side can run it.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Spec:
     uncached: bool = False
     published: tuple[tuple[str, str], ...] = ()
     transposed: str = ""
+    by_key_head: bool = False
     needs: tuple[str, ...] = ()
 
     @property
@@ -164,7 +166,21 @@ def write_as_published(spec: Spec, folder: Path) -> None:
             weight = weight.transpose(-1, -2).contiguous()
         if name:
             renamed[name] = weight
-    save_file(renamed, path, {"format": "pt"})
+    heads = make_config(spec).num_key_value_heads if spec.by_key_head else 1
+    save_file(_joined(renamed, heads), path, {"format": "pt"})
+
+
+def _joined(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
+    """Parts of a weight as one, for each of so many heads."""
+    whole: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(weights):
+        whole.setdefault(re.sub(r"\|\d", "", name), []).append(weights[name])
+    return {
+        name: torch.cat([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 1)
+        if len(parts) > 1
+        else parts[0]
+        for name, parts in whole.items()
+    }
 
 
 def name_architecture(spec: Spec, folder: Path) -> None:

@@ -43,7 +43,9 @@ FACTOR = 2.0
 # at more, because the next ones read what those have become.
 WITHOUT, WITHOUT_OF_MIXTURES = 0.02, 0.05
 # The host refuses fp16 for some models; some do not pass the cache's type on to their layers.
-NOT_FOR_IT = re.compile("does not support float16|does not reach the layers")
+NOT_FOR_IT = re.compile(
+    "does not support float16|does not reach the layers|not supported with sparse attention"
+)
 # Of the prompt that has to come from the cache: a recurrent model's prefixes are found at multiples
 # of up to 512 tokens.
 LONG = 700

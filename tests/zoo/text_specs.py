@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo import delta_specs
+from tests.zoo import delta_specs, renamed_specs
 from tests.zoo.build import WINDOW, Spec
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -487,4 +487,4 @@ OWN = (
         },
     ),
 )
-SPECS = (*OWN, *delta_specs.SPECS)
+SPECS = (*OWN, *delta_specs.SPECS, *renamed_specs.SPECS)
