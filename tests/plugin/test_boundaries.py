@@ -71,9 +71,9 @@ def test_openmp_stays_in_torch_ops() -> None:
         assert not re.search(r"\bpragma\s+omp|omp\.h|\bomp_\w+\(", text), path
 
 
-def test_own_ops_are_named_in_two_python_files() -> None:
+def test_own_ops_are_named_in_three_python_files() -> None:
     users = [p for p, text in sources(PACKAGE, ".py") if "torch.ops.cpu_backend" in text]
-    assert users == ["src/cpu_backend/ops.py", "src/cpu_backend/sparse_ops.py"]
+    assert users == [f"src/cpu_backend/{name}.py" for name in ("ops", "sparse_ops", "state_ops")]
 
 
 def test_the_host_is_imported_in_few_places() -> None:

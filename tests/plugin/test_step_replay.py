@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cpu_backend import ops
+from cpu_backend import ops, state_ops
 from cpu_backend.attention.backend import StepMetadata
 from cpu_backend.attention.states import StateMetadata
 from cpu_backend.worker.model_memory import model_memory
@@ -233,7 +233,7 @@ def test_a_state_is_changed_once_by_a_step_however_often_it_runs() -> None:
     calls = 0
 
     def convolved(kept: torch.Tensor, step: StateMetadata) -> torch.Tensor:
-        return ops.causal_conv(embedded.clone(), taps, None, kept, step.sequences, silu=False)
+        return state_ops.causal_conv(embedded.clone(), taps, None, kept, step.sequences, silu=False)
 
     def forward() -> torch.Tensor:
         nonlocal calls
@@ -246,7 +246,7 @@ def test_a_state_is_changed_once_by_a_step_however_often_it_runs() -> None:
         starts = torch.tensor([0, 1, 3], dtype=torch.int32)
         slots = torch.tensor([2, number % 2], dtype=torch.int32)
         resumes = torch.tensor([number > 1, number > 2])
-        step = StateMetadata(3, ops.StepSequences(starts, slots, resumes))
+        step = StateMetadata(3, state_ops.StepSequences(starts, slots, resumes))
         kept = states.clone()
         expected = convolved(kept, step).clone()
         result = replay.run(forward, (positions, embedded.T), [step], [State(states, slots)])
@@ -261,11 +261,11 @@ def test_a_step_that_changes_a_state_of_nobodys_is_not_recorded() -> None:
     positions, states = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 4, 2)
     replay = StepReplay(lambda: [taps, states])
     starts = torch.tensor([0, 3], dtype=torch.int32)
-    sequences = ops.StepSequences(starts, starts[:1].clone(), torch.tensor([False]))
+    sequences = state_ops.StepSequences(starts, starts[:1].clone(), torch.tensor([False]))
     step = StateMetadata(3, sequences)
 
     def forward() -> torch.Tensor:
-        return ops.causal_conv(embedded.clone(), taps, None, states, sequences, silu=False)
+        return state_ops.causal_conv(embedded.clone(), taps, None, states, sequences, silu=False)
 
     replay.run(forward, (positions, embedded.T), [step])
     assert "changes memory that outlives the step" in replay.given_up

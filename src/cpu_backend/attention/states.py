@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from cpu_backend.errors import ConfigError
-from cpu_backend.ops import StepSequences
+from cpu_backend.state_ops import StepSequences
 
 
 class CpuBackendStates(AttentionBackend):

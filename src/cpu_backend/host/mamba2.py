@@ -27,7 +27,7 @@ def convolve_and_scan(original: Any) -> Any:
     """Projections, gate and norm are the host's."""
     from cpu_backend.attention.states import step_of
     from cpu_backend.layers.state_space import Recurrence, scan
-    from cpu_backend.ops import causal_conv
+    from cpu_backend.state_ops import causal_conv
 
     def conv_ssm_forward(self: Any, projected_states: torch.Tensor, output: torch.Tensor) -> None:
         if (found := step_of(self)) is None:

@@ -24,7 +24,7 @@ from cpu_backend.host.seam import When, patch
 def gated_convolution(original: Any) -> Any:
     """Projections are the host's."""
     from cpu_backend.attention.states import step_of
-    from cpu_backend.ops import causal_conv
+    from cpu_backend.state_ops import causal_conv
 
     def forward_native(self: Any, hidden_states: torch.Tensor, output: torch.Tensor) -> None:
         if (found := step_of(self)) is None:

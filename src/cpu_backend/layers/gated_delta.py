@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cpu_backend import ops
+from cpu_backend import state_ops
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ def attend(
     b [tokens, heads]; conv_states [slots, channels, taps - 1] and states [slots, heads, key_dim,
     value_dim] are changed in the slots of step, the group's ``attention.states.StateMetadata``.
     """
-    mixed = ops.causal_conv(
+    mixed = state_ops.causal_conv(
         mixed, weights.conv, weights.conv_bias, conv_states, step.sequences, silu=True
     )
     query, key, value = heads.split(mixed)
     out = torch.empty(value.shape, dtype=value.dtype)
-    ops.gated_delta_rule(
+    state_ops.gated_delta_rule(
         out,
         query,
         key,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cpu_backend import ops
+from cpu_backend import state_ops
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def scan(
     states]; states [slots, heads, channels, states] are changed in the slots of step, the group's
     ``attention.states.StateMetadata``.
     """
-    ops.state_scan(
+    state_ops.state_scan(
         out,
         states,
         x,
