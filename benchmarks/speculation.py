@@ -1,8 +1,10 @@
 """Tokens per second of one request with and without speculative decoding, in turns.
 
-``python -m benchmarks.speculation [--tokens 128] [--rounds 5] [CONFIG]``, CONFIG being what
-``--speculative-config`` takes.  Both engines are alive at once, on the demo model in bf16; the
-request asks for the rest of a text that repeats itself.
+``python -m benchmarks.speculation [--tokens 128] [--rounds 5] [--shape NAME] [CONFIG]``, CONFIG
+being what ``--speculative-config`` takes.  Both engines are alive at once, on the demo model in
+bf16; the request asks for the rest of a text that repeats itself.  With ``--shape`` it is a model
+of benchmarks.recurrent with random weights, whose answer repeats one token, so that nearly every
+draft is right: the most that drafts can give, the states of all tokens included.
 """
 
 from __future__ import annotations
@@ -10,10 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from benchmarks.recurrent import MODELS, write_checkpoint
+from cpu_backend.demo_model.store import default_dir
 
 NGRAM = {
     "method": "ngram",
@@ -29,14 +38,20 @@ TEXT = (
 _engine: Any = None  # in the process of the engine
 
 
-def _start(speculative: dict[str, Any] | None) -> None:
+def _repeat_tokens(file: Path) -> None:
+    """Of tied embeddings, that outweigh what layers add: each token is followed by itself."""
+    weights = load_file(file)
+    weights["model.embed_tokens.weight"] *= 1000
+    save_file(weights, file, {"format": "pt"})
+
+
+def _start(model: str, is_random: bool, speculative: dict[str, Any] | None) -> None:
     global _engine
     from vllm import LLM
 
-    from cpu_backend.demo_model.store import default_dir
-
     _engine = LLM(
-        str(default_dir()),
+        model,
+        skip_tokenizer_init=is_random,
         device="cpu",
         dtype="bfloat16",
         max_model_len=2048,
@@ -45,13 +60,14 @@ def _start(speculative: dict[str, Any] | None) -> None:
     )
 
 
-def _answer(tokens: int) -> tuple[float, list[int]]:
+def _answer(tokens: int, prompt: str | list[int]) -> tuple[float, list[int]]:
     """Seconds, and the answer."""
     from vllm import SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     begin = time.perf_counter()
-    [output] = _engine.generate([TEXT * 6], sampling, use_tqdm=False)
+    given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+    [output] = _engine.generate([given], sampling, use_tqdm=False)
     return time.perf_counter() - begin, list(output.outputs[0].token_ids)
 
 
@@ -60,15 +76,28 @@ def main() -> None:
     parser.add_argument("config", nargs="?", type=json.loads, default=NGRAM)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape", choices=MODELS)
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.shape is None:
+            compare(arguments, str(default_dir()), TEXT * 6)
+        else:
+            model = write_checkpoint(MODELS[arguments.shape].config, Path(folder) / "model")
+            _repeat_tokens(model / "model.safetensors")
+            compare(arguments, str(model), list(range(10, 130)))
+
+
+def compare(arguments: argparse.Namespace, model: str, prompt: str | list[int]) -> None:
+    """Measure in turns and print."""
     context = get_context("spawn")
     plain, speculating = (ProcessPoolExecutor(1, mp_context=context) for _ in range(2))
-    plain.submit(_start, None).result()
-    speculating.submit(_start, arguments.config).result()
+    is_random = not isinstance(prompt, str)
+    plain.submit(_start, model, is_random, None).result()
+    speculating.submit(_start, model, is_random, arguments.config).result()
     ratios = []
     for turn in range(-3, arguments.rounds):  # in the first turns steps are recorded
-        before, expected = plain.submit(_answer, arguments.tokens).result()
-        after, found = speculating.submit(_answer, arguments.tokens).result()
+        before, expected = plain.submit(_answer, arguments.tokens, prompt).result()
+        after, found = speculating.submit(_answer, arguments.tokens, prompt).result()
         if turn < 0:
             continue
         ratios.append(before / after)

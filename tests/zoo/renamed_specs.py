@@ -97,7 +97,11 @@ SPECS = (
         note="compared with GLM-4.5, which computes the same",
     ),
     CHATGLM,
-    replace(CHATGLM, name="ChatGLMForConditionalGeneration"),
+    replace(
+        CHATGLM,
+        name="ChatGLMForConditionalGeneration",
+        models="ChatGLM 3, GLM-4-9B by their other name",
+    ),
     Spec(
         "ExaoneForCausalLM",
         "EXAONE 3, 3.5 and Deep",
