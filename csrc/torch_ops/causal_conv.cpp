@@ -7,8 +7,6 @@
 namespace cpu_backend {
 namespace {
 
-constexpr int64_t kNullSlot = -1;
-
 // [channels, taps]: as checkpoints have it, with or without a dimension of one between, or packed.
 at::Tensor taps_of(const at::Tensor& weight, bool is_packed) {
   if (weight.dim() == 3) return weight.squeeze(1);

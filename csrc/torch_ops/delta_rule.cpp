@@ -70,8 +70,6 @@ Channels channels_of(const at::Tensor& given, const char* name) {
   return {x, x.size(0), x.size(1), x.size(2), {x.data_ptr(), x.stride(0), x.stride(1)}};
 }
 
-constexpr int64_t kNullSlot = -1;
-
 StepSequences sequences_of(const at::Tensor& starts, const at::Tensor& slots,
                            const OptionalTensor& continued = std::nullopt,
                            const OptionalTensor& accepted = std::nullopt) {

@@ -8,6 +8,8 @@
 
 namespace cpu_backend {
 
+constexpr int64_t kNullSlot = -1;  // of this project's ops; the host's say theirs
+
 inline void check_index(const at::Tensor& tensor, at::ScalarType type, const char* name) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " has dtype ", tensor.scalar_type(),
                    ", expected ", type, ".");

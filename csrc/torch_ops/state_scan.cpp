@@ -159,7 +159,7 @@ void state_scan(at::Tensor& out, at::Tensor& states, const at::Tensor& x, const 
                 const OptionalTensor& has_initial_state, const OptionalTensor& accepted) {
   TORCH_CHECK_VALUE(x.dim() == 3 && b.dim() == 3, "x has shape ", x.sizes(), " and B ", b.sizes(),
                     ", expected [tokens, heads, channels] and [tokens, groups, states].");
-  const StepSequences sequences(query_start_loc, 0, 0, slots, -1, has_initial_state, true,
+  const StepSequences sequences(query_start_loc, 0, 0, slots, kNullSlot, has_initial_state, true,
                                 accepted);
   const int64_t channels = x.size(2), size = b.size(2);
   run({out, states, x, dt.dim() == 2 ? dt.unsqueeze(2).expand({-1, -1, channels}) : dt,
