@@ -32,24 +32,12 @@ def batch_memcpy(
 
 
 def copy_after_step(
-    num_accepted_tokens_ptr: torch.Tensor,
-    mamba_state_idx_ptr: torch.Tensor,
-    num_scheduled_tokens_ptr: torch.Tensor,
-    num_computed_tokens_ptr: torch.Tensor,
-    num_draft_tokens_ptr: torch.Tensor,
-    block_table_ptrs_ptr: torch.Tensor,
-    block_table_stride_req: int,
-    state_base_addrs_ptr: torch.Tensor,
-    state_block_strides_ptr: torch.Tensor,
-    state_elem_sizes_ptr: torch.Tensor,
-    state_inner_sizes_ptr: torch.Tensor,
-    state_conv_widths_ptr: torch.Tensor,
-    state_group_indices_ptr: torch.Tensor,
-    state_dim_row_count_ptr: torch.Tensor,
-    state_dim_row_stride_ptr: torch.Tensor,
-    num_accepted_tokens_out_ptr: torch.Tensor,
-    idx_mapping_ptr: None,
-    num_reqs: int,
+    num_accepted_tokens: torch.Tensor,
+    mamba_state_idx: torch.Tensor,
+    num_scheduled_tokens: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
+    num_draft_tokens: torch.Tensor,
+    *given: Any,
     block_size: int,
     **constants: Any,
 ) -> None:
@@ -57,69 +45,40 @@ def copy_after_step(
 
     All counts [requests]: mamba_state_idx: the request's block whose slots the step has written;
     where the end of a block lies among the tokens accepted, the state there becomes the block's.
-    num_accepted_tokens_out: 1 where that is the state to go on with.
+    given: block tables and states as of _copy, then the counts that become 1 where that is the
+    state to go on with, what only the host's other runner has, and the number of requests.
     """
-    del idx_mapping_ptr  # of the host's other runner
-    states = (
-        state_base_addrs_ptr, state_block_strides_ptr, state_elem_sizes_ptr, state_inner_sizes_ptr,
-        state_conv_widths_ptr, state_group_indices_ptr, state_dim_row_count_ptr,
-        state_dim_row_stride_ptr,
-    )  # fmt: skip
-    running = (
-        num_computed_tokens_ptr[:num_reqs]
-        + num_scheduled_tokens_ptr[:num_reqs]
-        - num_draft_tokens_ptr[:num_reqs]
-    )
-    computed = running + num_accepted_tokens_ptr[:num_reqs] - 1
+    *described, accepted_out, _, requests = given
+    running = (num_computed_tokens + num_scheduled_tokens - num_draft_tokens)[:requests]
+    computed = running + num_accepted_tokens[:requests] - 1
     ends = computed // block_size * block_size
     for request in torch.nonzero(ends >= running).flatten().tolist():
-        source, end = int(mamba_state_idx_ptr[request]), int(ends[request])
+        source, end = int(mamba_state_idx[request]), int(ends[request])
         target, accepted = end // block_size - 1, end - int(running[request])
         if source == target:
-            num_accepted_tokens_out_ptr[request] = 1
+            accepted_out[request] = 1
         if source != target or accepted:
-            _copy(
-                request, source, target, accepted, block_table_ptrs_ptr, block_table_stride_req,
-                *states, **constants,
-            )  # fmt: skip
+            _copy(request, source, target, accepted, *described, **constants)
 
 
 def copy_before_step(
-    mamba_state_idx_ptr: torch.Tensor,
-    src_col_ptr: torch.Tensor,
-    token_bias_ptr: torch.Tensor,
-    block_table_ptrs_ptr: torch.Tensor,
-    block_table_stride_req: int,
-    state_base_addrs_ptr: torch.Tensor,
-    state_block_strides_ptr: torch.Tensor,
-    state_elem_sizes_ptr: torch.Tensor,
-    state_inner_sizes_ptr: torch.Tensor,
-    state_conv_widths_ptr: torch.Tensor,
-    state_group_indices_ptr: torch.Tensor,
-    state_dim_row_count_ptr: torch.Tensor,
-    state_dim_row_stride_ptr: torch.Tensor,
-    idx_mapping_ptr: None,
-    num_reqs: int,
+    mamba_state_idx: torch.Tensor,
+    src_col: torch.Tensor,
+    token_bias: torch.Tensor,
+    *given: Any,
     **constants: Any,
 ) -> None:
     """Bring the states of requests that go on in another block there.
 
     All [requests]: src_col: the block of the step before, -1: none; mamba_state_idx: this step's;
-    token_bias: how many tokens were accepted after the first.
+    token_bias: how many tokens were accepted after the first.  given: block tables and states as of
+    _copy, then what only the host's other runner has, and the number of requests.
     """
-    del idx_mapping_ptr  # of the host's other runner
-    states = (
-        state_base_addrs_ptr, state_block_strides_ptr, state_elem_sizes_ptr, state_inner_sizes_ptr,
-        state_conv_widths_ptr, state_group_indices_ptr, state_dim_row_count_ptr,
-        state_dim_row_stride_ptr,
-    )  # fmt: skip
-    moves = (src_col_ptr >= 0) & (src_col_ptr != mamba_state_idx_ptr)
-    for request in torch.nonzero(moves[:num_reqs]).flatten().tolist():
-        _copy(
-            request, int(src_col_ptr[request]), int(mamba_state_idx_ptr[request]),
-            int(token_bias_ptr[request]), block_table_ptrs_ptr, block_table_stride_req,
-            *states, **constants,
-        )  # fmt: skip
+    *described, _, requests = given
+    moves = (src_col >= 0) & (src_col != mamba_state_idx)
+    for request in torch.nonzero(moves[:requests]).flatten().tolist():
+        source, target = int(src_col[request]), int(mamba_state_idx[request])
+        _copy(request, source, target, int(token_bias[request]), *described, **constants)
 
 
 def _copy(
