@@ -128,29 +128,34 @@ def test_idle_server_does_not_spin(server: Server) -> None:
     assert used < 0.5  # one spinning thread would use 1
 
 
-def test_sigterm_during_generation_leaves_no_process_and_no_socket(
-    model_path: str, tmp_path: Path
+@pytest.mark.parametrize("options", [(), ("-pp", "2")], ids=["terminated", "Ctrl-C, two ranks"])
+def test_end_during_generation_leaves_no_process_and_no_file(
+    options: tuple[str, ...], model_path: str, tmp_path: Path
 ) -> None:
     # Names of sockets are short, and so has to be the folder's.
     with tempfile.TemporaryDirectory() as name:
-        running = Server(model_path, tmp_path / "log", "--max-model-len", "2048")
+        running = Server(model_path, tmp_path / "log", "--max-model-len", "2048", *options)
         running.environ["TMPDIR"] = name
-        _end_during_generation(running, Path(name))
-        assert not any(path.is_socket() for path in Path(name).iterdir())
+        with running:
+            assert any(path.is_socket() for path in Path(name).rglob("*"))
+            _begin_to_generate(running)
+            if options:
+                os.killpg(running.process.pid, signal.SIGINT)
+            else:
+                running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(60) == 0
+            assert wait_until(lambda: not running.group(), 20)
+        left = {path.name.partition("_")[0] for path in Path(name).iterdir()}
+        assert left <= {"cpu", "torchinductor"}  # folders that all servers share
 
 
-def _end_during_generation(running: Server, files: Path) -> None:
-    with running:
-        assert any(path.is_socket() for path in files.iterdir())
-        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-        stream = client.completions.create(
-            model=running.model,
-            prompt="Tell me a story",
-            max_tokens=1900,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        next(iter(stream))
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 0
-        assert wait_until(lambda: not running.group(), 20)
+def _begin_to_generate(running: Server) -> None:
+    client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(
+        model=running.model,
+        prompt="Tell me a story",
+        max_tokens=1900,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
