@@ -15,7 +15,7 @@ def main() -> int:
     parser.add_argument(
         "--write",
         type=Path,
-        help="write what was found to this file; other kinds of models keep their part",
+        help="write what was found to this file; other architectures keep their row",
     )
     parser.add_argument("--trace", action="store_true", help="show where an engine ended")
     arguments = parser.parse_args()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from tests.zoo import kinds
 from tests.zoo.build import Spec
@@ -36,6 +38,17 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
 ALLOWED = (RIGHT, REFUSED, HOST)
 
 
+class Row(NamedTuple):
+    """What the cells of a row say; their names stand above them."""
+
+    model: str
+    architecture: str
+    state: str
+    dtypes: str
+    compared: str
+    notes: str
+
+
 def is_defect(outcome: Outcome) -> bool:
     """Whether an architecture may not have this outcome."""
     return outcome.state not in ALLOWED
@@ -52,18 +65,19 @@ def agrees(spec: Spec, outcome: Outcome) -> bool:
 
 
 def page(outcomes: dict[str, Outcome], before: str = "") -> str:
-    """The page in Markdown; ``outcomes`` by name of the architecture.  Kinds of which nothing was
-    asked keep their part of the page ``before``."""
+    """The page in Markdown; ``outcomes`` by name of the architecture.  Others keep their row of the
+    page ``before``."""
     parts = [HEAD]
-    kept = {part.split("\n", 1)[0]: part for part in before.split("\n## ")[1:]}
+    kept = {row.architecture: row for row in _read(before)}
     for kind, module in kinds.KINDS.items():
-        title = kind.capitalize()
-        rows = [(spec, outcomes[spec.name]) for spec in module.SPECS if spec.name in outcomes]
+        rows = [
+            _row(spec, outcomes[spec.name]) if spec.name in outcomes else kept[f"`{spec.name}`"]
+            for spec in module.SPECS
+            if spec.name in outcomes or f"`{spec.name}`" in kept
+        ]
         if rows:
-            parts += [f"## {title}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
+            parts += [f"## {kind.capitalize()}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
             parts += _absent(set(module.registered()) - {spec.name for spec in module.SPECS})
-        elif title in kept:
-            parts.append(f"## {kept[title].rstrip()}\n")
     return "\n".join(parts)
 
 
@@ -80,8 +94,8 @@ def _absent(names: set[str]) -> Iterator[str]:
             yield f"{reason}: {', '.join(f'`{name}`' for name in sorted(some))}.\n"
 
 
-def _summary(rows: list[tuple[Spec, Outcome]]) -> str:
-    states = [outcome.state for _, outcome in rows]
+def _summary(rows: list[Row]) -> str:
+    states = [row.state for row in rows]
     counts = ", ".join(
         f"{states.count(state)} {state}" for state in sorted(set(states), key=_order)
     )
@@ -92,19 +106,28 @@ def _order(state: str) -> int:
     return [*ALLOWED, state].index(state)
 
 
-def _table(rows: Iterable[tuple[Spec, Outcome]]) -> str:
+def _table(rows: Iterable[Row]) -> str:
     lines = [
-        "| model | architecture | state | dtypes | compared | notes |",
-        "| --- | --- | --- | --- | --- | --- |",
+        Row._fields,
+        ["---"] * len(Row._fields),
+        *sorted(rows, key=lambda row: row.model.lower()),
     ]
-    for spec, outcome in sorted(rows, key=lambda row: row[0].models.lower()):
-        cells = (
-            spec.models,
-            f"`{spec.name}`",
-            outcome.state,
-            ", ".join(outcome.dtypes),
-            ", ".join(outcome.compared),
-            outcome.note.replace("|", r"\|"),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _row(spec: Spec, outcome: Outcome) -> Row:
+    return Row(
+        spec.models,
+        f"`{spec.name}`",
+        outcome.state,
+        ", ".join(outcome.dtypes),
+        ", ".join(outcome.compared),
+        outcome.note.replace("|", r"\|"),
+    )
+
+
+def _read(page: str) -> Iterator[Row]:
+    """The rows of all tables."""
+    for line in page.splitlines():
+        if line.startswith("| ") and "`" in line:
+            yield Row(*re.split(r" \| ", line.removeprefix("| ").removesuffix(" |")))
