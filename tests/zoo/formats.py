@@ -1,5 +1,5 @@
-"""``python -m tests.zoo.formats``: the text models in every dtype, quantized while they load, with
-every KV cache, on two instruction sets; docs/model_formats.md.
+"""``python -m tests.zoo.formats``: models of text, images and sounds in every dtype, quantized
+while they load, with every KV cache, on two instruction sets; docs/model_formats.md.
 
 Far more engines than a test run has time for, so a command of its own.  In each, answers alone and
 together must be the same bit for bit, and the error of a prompt's log-probabilities must be what
@@ -31,9 +31,11 @@ from typing import Any
 
 import torch
 
-from tests.zoo import judge, run, text
+from tests import tools
+from tests.zoo import audio, images, judge, mixed, run, text
 from tests.zoo.build import Spec, build
-from tests.zoo.run import Answer, Failed, Prompt, Round
+from tests.zoo.media import MediaSpec
+from tests.zoo.run import Answer, Failed, Round
 
 # As judge.QUANTIZATIONS.
 DTYPES = {"bfloat16": 0.004, "float16": 0.0005}  # of several roundings one after the other
@@ -94,20 +96,55 @@ _NAMES = [form.name for form in FORMATS]
 Found = dict[str, tuple[float, str]]
 
 
-def rounds(prompts: list[Prompt]) -> list[Round]:
-    """Alone, together, again from the cache; the step is replayed by then."""
+@dataclass(frozen=True)
+class Subject:
+    """A model and what it is asked.
+
+    model: ``transformers``' in fp32; prompts: six requests; long: one of which a part has to come
+    from the cache where the host keeps prefixes (``cached``); logprobs: of a request's tokens by a
+    variant of the model; options: what the engine is told of it.
+    """
+
+    model: torch.nn.Module
+    prompts: Sequence[Any]
+    long: Any
+    logprobs: Callable[[Any, Any], torch.Tensor]
+    options: dict[str, Any]
+    cached: bool
+
+    def rounds(self) -> list[Round]:
+        """Alone, together, again from the cache; the step is replayed by then."""
+        p = self.prompts
+        sent = [*([prompt] for prompt in p[:3]), p, [p[4], p[1]], p, [self.long], [self.long]]
+        return [Round(tuple(asked), text.GREEDY) for asked in sent]
+
+    def all_logprobs(self, model: Any) -> torch.Tensor:
+        """Of the prompts whose tokens are scored, one after the other."""
+        return torch.cat([self.logprobs(model, prompt) for prompt in self.scored])
+
+    @property
+    def scored(self) -> Sequence[Any]:
+        return self.prompts[:3]
+
+
+def subject(spec: Spec, folder: Path) -> Subject:
+    """Built in ``folder``."""
+    if isinstance(spec, MediaSpec):
+        processor = spec.processor(folder)
+        score = functools.partial(mixed.prompt_logprobs, processor=processor)
+        cases, options = spec.cases, mixed.options(spec)
+        return Subject(build(spec, folder), cases, cases[2], score, options, not spec.fixed)
+    prompts = text.prompts()
     long = (prompts[2] * 3)[:LONG]
-    sent = [*([prompt] for prompt in prompts[:3]), prompts, [prompts[4], prompts[1]], prompts]
-    sent += [[long], [long]]
-    return [Round(tuple(asked), text.GREEDY) for asked in sent]
+    options = text.WHOLE_PROMPTS if spec.whole_prompts else {}
+    model = build(spec, folder)
+    return Subject(model, prompts, long, judge.prompt_logprobs, options, spec.cached)
 
 
 def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
     """These formats of one model.  Runs in a process of its own."""
-    model = build(spec, folder)
-    prompts = text.prompts()
-    scored = prompts[:3]
-    exact = _logprobs(model, scored)
+    asked = subject(spec, folder)
+    model, exact = asked.model, asked.all_logprobs(asked.model)
     mixture = any("expert" in name for name, _ in model.named_parameters())
 
     def error(logprobs: torch.Tensor) -> float:
@@ -117,11 +154,11 @@ def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
 
     @functools.cache
     def cost(noise: float, seed: int) -> float:
-        return error(_logprobs(judge.with_noise(model, noise, seed), scored))
+        return error(asked.all_logprobs(judge.with_noise(model, noise, seed)))
 
     @functools.cache
     def own(dtype: str) -> float:
-        return error(_logprobs(copy.deepcopy(model).to(getattr(torch, dtype)), scored))
+        return error(asked.all_logprobs(copy.deepcopy(model).to(getattr(torch, dtype))))
 
     def costs(form: Format) -> Iterator[float]:
         """One after the other, because the first is mostly enough."""
@@ -129,29 +166,28 @@ def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
         yield own(form.dtype)
 
     found = {}
+    sent = [*asked.rounds(), *(Round((prompt,), text.SCORED) for prompt in asked.scored)]
     for form in forms:
-        asked = [*rounds(prompts), *(Round((prompt,), text.SCORED) for prompt in scored)]
-        options = {**form.options(), **(text.WHOLE_PROMPTS if spec.whole_prompts else {})}
         try:
-            answers = run.forked(run.generate, folder, options, asked)
+            answers = run.forked(run.generate, folder, {**form.options(), **asked.options}, sent)
         except Failed as failed:
             said = f"{failed.kind}: {failed.message.splitlines()[0][:300]}"
             found[form.name] = math.nan, "" if NOT_FOR_IT.search(said) else said
             continue
-        found[form.name] = _judge(spec, answers, error, costs(form))
+        found[form.name] = _judge(asked, answers, error, costs(form))
     return found
 
 
 def _judge(
-    spec: Spec,
+    asked: Subject,
     answers: list[list[Answer]],
     error_of: Callable[[torch.Tensor], float],
     costs: Iterator[float],
 ) -> tuple[float, str]:
     """``costs``: what ``transformers`` loses by noise of the format's size, and in its dtype."""
-    sent = rounds(text.prompts())
+    sent = asked.rounds()
     greedy, scored = answers[: len(sent)], answers[len(sent) :]
-    faults = judge.differences(sent, {"recorded": greedy}, cached=spec.cached)
+    faults = judge.differences(sent, {"recorded": greedy}, cached=asked.cached)
     ours = torch.tensor([value for (answer,) in scored for value in answer.prompt_logprobs])
     error = error_of(ours)
     allowed = 0.0
@@ -162,15 +198,11 @@ def _judge(
     return error, "; ".join(faults)
 
 
-def _logprobs(model: torch.nn.Module, prompts: list[Prompt]) -> torch.Tensor:
-    return torch.cat([judge.prompt_logprobs(model, prompt) for prompt in prompts])
-
-
 def _examine_all(names: list[str], forms: Sequence[Format], minutes: float) -> None:
     """On this process's instruction set: one JSON line per model to standard output."""
     run.prepare()
     end = time.monotonic() + 60 * minutes
-    specs = {spec.name: spec for spec in text.SPECS}
+    specs = {spec.name: spec for spec in _runnable()}
     for name in names:
         if time.monotonic() > end:
             break
@@ -204,10 +236,11 @@ def _answers(process: subprocess.Popen[str]) -> Iterator[tuple[str, Found]]:
 HEAD = """\
 # Which models run in which formats
 
-The text models of [the other table](models.md) that are right there, small and random, each in bf16
-and fp16, as they are and quantized while they load (`--quantization cpu_int8`, `cpu_int4`), with a
-KV cache of the model's dtype, of fp8 and of 8-bit integers (`int8_per_token_head`), on {isas}:
-{engines} engines each. Made by `python -m tests.zoo.formats --write docs/model_formats.md`.
+The models of [the other page](models.md) for text, images and sounds that are right there, small
+and random, each in bf16 and fp16, as they are and quantized while they load
+(`--quantization cpu_int8`, `cpu_int4`), with a KV cache of the model's dtype, of fp8 and of 8-bit
+integers (`int8_per_token_head`), on {isas}: {engines} engines each.
+Made by `python -m tests.zoo.formats --write docs/model_formats.md`.
 
 Everywhere answers alone, together with others and from the prefix cache were the same bit for bit,
 unless a fault below says otherwise. Cells are the error of a prompt's log-probabilities against
@@ -287,7 +320,8 @@ def rows_of(written: str, isas: list[str]) -> dict[str, Row]:
 
 
 def _runnable() -> list[Spec]:
-    return [spec for spec in text.SPECS if not spec.refused and not spec.host]
+    specs = (*text.SPECS, *images.SPECS, *audio.SPECS)
+    return [spec for spec in specs if not spec.refused and not spec.host]
 
 
 def _cell(errors: list[float]) -> str:
@@ -321,10 +355,14 @@ def main() -> int:
     written = page_file.read_text() if page_file and page_file.exists() else page(isas, {})
     rows = rows_of(written, isas)
     specs = {spec.name: spec for spec in sorted(_runnable(), key=lambda spec: not spec.selected)}
-    names = arguments.names or [name for name in specs if name not in rows]
+    names = arguments.names or [
+        name
+        for name, spec in specs.items()
+        if name not in rows and all(map(tools.is_there, spec.needs))
+    ]
     unknown = [name for name in names if name not in specs]
     if unknown:
-        parser.error(f"no text model that runs is called {unknown[0]}; tests/zoo lists them")
+        parser.error(f"no such model that runs is called {unknown[0]}; tests/zoo lists them")
     processes = [_start(isa, names, arguments.minutes) for isa in isas]
     faulty = False
     for pair in zip(*map(_answers, processes), strict=False):

@@ -101,14 +101,27 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
 
 
+def options(spec: MediaSpec) -> dict[str, Any]:
+    """What every engine is told of the model; in chunks that it allows."""
+    return {"max_num_batched_tokens": spec.chunk, **_own(spec)}
+
+
+def _own(spec: MediaSpec) -> dict[str, Any]:
+    return {**(ONE_SOUND if spec.fixed else MEDIA), **spec.options}
+
+
 def _engines(spec: MediaSpec) -> dict[str, dict[str, Any]]:
-    """Those of text, in chunks that the model allows."""
-    chunk = {"max_num_batched_tokens": spec.chunk}
-    own = {**(ONE_SOUND if spec.fixed else MEDIA), **spec.options}
+    """Those of text."""
     return {
-        name: {**options, **({} if name == "eager" else chunk), **own}
-        for name, options in ENGINES.items()
+        name: {**common, **(_own(spec) if name == "eager" else options(spec))}
+        for name, common in ENGINES.items()
     }
+
+
+def prompt_logprobs(model: Any, case: Case, processor: Any) -> torch.Tensor:
+    """Log-probabilities [tokens - 1] of the case's tokens from the second on."""
+    reference = Reference(model, case, processor)
+    return judge.prompt_logprobs(reference, reference.prompt())
 
 
 def _cases(sent: list[Round]) -> list[Case]:
