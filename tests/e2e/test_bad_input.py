@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.e2e.forked_cli import Done, Run, run_all
 from tests.e2e.server import environment, free_port
@@ -121,6 +123,14 @@ def truncated(folder: Path) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 
 
+def with_codes(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    weights.unlink()  # the demo model's own, of which the folder has a link
+    name = "model.layers.3.mlp.down_proj.weight"
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, weights, {"format": "pt"})
+
+
 def text(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content) and None
 
@@ -162,6 +172,13 @@ ONE_OF_EACH = {
     ),
     "smaller vocabulary than weights": Mistake(
         "config.json makes it [40000, 576]", with_config(vocab_size=40000)
+    ),
+    "numbers that are said to be codes": Mistake(
+        "makes it float8_e4m3fn: correct its quantization_config",
+        with_config(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    ),
+    "codes that are said to be numbers": Mistake(
+        "is of int8 in the checkpoint, and its config.json makes it bfloat16", with_codes
     ),
     "words for a number": Mistake("rope_theta is 'big'", with_config(rope_theta="big")),
     "tokenizer mode": Mistake(

@@ -193,6 +193,19 @@ def test_experts_of_another_width_than_their_config_says(tmp_path: Path, width: 
     assert f"makes it [192, {width}]" in done.sentence
 
 
+def test_experts_that_are_not_quantized_as_their_config_says(tmp_path: Path) -> None:
+    """The host would cut numbers to codes."""
+    build.build(build.Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"), tmp_path)
+    config = tmp_path / "config.json"
+    layers = {"modules_to_not_convert": ["self_attn", "mlp.gate"]}
+    scheme = {"quant_method": "fp8", "activation_scheme": "dynamic", **layers}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": scheme}))
+    [done] = run_all([_llm(tmp_path, max_model_len=256)], tmp_path)
+    assert "A weight for model.layers.0.mlp.experts" in done.sentence
+    assert "is of float32 in the checkpoint" in done.sentence
+    assert "makes it float8_e4m3fn" in done.sentence
+
+
 def test_experts_in_schemes_that_are_made_for_gpus(tmp_path: Path) -> None:
     build.write_config(build.Spec("Qwen3MoeForCausalLM", "Qwen3 MoE", "qwen3_moe"), tmp_path)
     options = {"load_format": "dummy", "max_model_len": 256}

@@ -23,7 +23,12 @@ class Model:
             return "info"
         if self.package == "broken":
             raise ValueError("something else")
-        raise ModuleNotFoundError(f"No module named {self.package!r}", name=self.package)
+        try:
+            raise ModuleNotFoundError(f"No module named {self.package!r}", name=self.package)
+        except ModuleNotFoundError as error:
+            if self.package != "nested":
+                raise
+            raise ModuleNotFoundError("Could not import module 'Y'.") from error
 
 
 @pytest.fixture(params=[model_inspection.inspect, model_inspection.load])
@@ -36,6 +41,8 @@ def test_it_is_named_with_the_way_to_get_it(inspect: Any) -> None:
         inspect("Xyz", Model("torchvision"))
     with pytest.raises(ConfigError, match=r"package abc, .*`pip install abc`"):
         inspect("Xyz", Model("abc.def"))
+    with pytest.raises(ConfigError, match=r"package nested, .*`pip install nested`"):
+        inspect("Xyz", Model("nested"))
 
 
 def test_other_outcomes_are_the_hosts(inspect: Any) -> None:

@@ -1,10 +1,11 @@
-"""A weight of the checkpoint is loaded whole, or not at all.
+"""A weight of the checkpoint is loaded whole and as what it is, or not at all.
 
-What: loaders of linear layers, embeddings and experts compare shapes first
+What: loaders of linear layers, embeddings and experts compare shapes and dtypes first
     (layers/whole_weights.py).
 Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
-    one does: with another model's config.json the engine starts, and answers nonsense.  An
-    embedding fails an assertion without words.
+    one does: with another model's config.json the engine starts, and answers nonsense, as it does
+    where quantization_config does not name a layer that is not quantized.  An embedding fails an
+    assertion without words.
 Since: 0.32
 Until: it compares.
 """

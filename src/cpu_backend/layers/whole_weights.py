@@ -1,8 +1,11 @@
-"""Weights of the checkpoint are loaded whole, or not at all.
+"""Weights of the checkpoint are loaded whole and as what they are, or not at all.
 
 The host's linear layers take of a larger weight what fits, and its experts fill what a smaller one
 does: with another model's config.json the engine starts, and answers nonsense.  Before a layer
 loads a weight that is not quantized, its shape in the file is held against the layer's.
+
+Nor does it mind whether a layer that its config.json calls quantized has codes in the file: numbers
+are cut to integers, codes taken for numbers without their scales.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ def into_linear(load: Load) -> Load:
             if size is not None:
                 whole = (size, self.input_size)[: param.dim()]
                 _compare(self.prefix, loaded_weight, whole)
+        if param is getattr(self, "weight", None):
+            _compare_kinds(self.prefix, param, loaded_weight)
         shard = () if loaded_shard_id is None else (loaded_shard_id,)
         return load(self, param, loaded_weight, *shard)
 
@@ -72,6 +77,8 @@ def into_embedding(load: Load) -> Load:
         if isinstance(self.quant_method, UnquantizedEmbeddingMethod) and param.dim() == 2:
             whole = (self.org_vocab_size, self.embedding_dim)
             _compare("the vocabulary", loaded_weight, whole)
+        if param is getattr(self, "weight", None):
+            _compare_kinds("the vocabulary", param, loaded_weight)
         return load(self, param, loaded_weight)
 
     return weight_loader
@@ -93,6 +100,8 @@ def into_experts(load: Load) -> Load:
             moe = self.moe_config
             shape = (moe.intermediate_size, moe.hidden_dim_unpadded)
             _compare(weight_name, loaded_weight, shape[::-1] if shard_id == "w2" else shape)
+        if any(param is getattr(self, name, None) for name in ("w13_weight", "w2_weight")):
+            _compare_kinds(weight_name, param, loaded_weight)
         return load(self, param, loaded_weight, weight_name, shard_id, *args, **kwargs)
 
     return weight_loader
@@ -106,3 +115,21 @@ def _compare(name: str, weight: torch.Tensor, shape: tuple[int, ...]) -> None:
             f"A {kind} for {name} has shape {list(weight.shape)} in the checkpoint, and its "
             f"config.json makes it {list(shape)}: they are of two models, so download both again."
         )
+
+
+def _compare_kinds(name: str, param: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise ConfigError for numbers where codes belong, or codes where numbers do."""
+    if _is_number(param.dtype) != _is_number(weight.dtype):
+        raise ConfigError(
+            f"A weight for {name} is of {_word(weight.dtype)} in the checkpoint, and its "
+            f"config.json makes it {_word(param.dtype)}: correct its quantization_config, which "
+            "names what is not quantized, or download both again."
+        )
+
+
+def _is_number(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

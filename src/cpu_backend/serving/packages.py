@@ -45,13 +45,21 @@ def in_classes(attempt: Callable[[str, Any], Any], method: str) -> Callable[[str
     def look(architecture: str, model: Any) -> Any:
         try:
             return getattr(model, method)()
-        except ModuleNotFoundError as error:
-            package = (error.name or str(error)).partition(".")[0]
-            raise missing(architecture, package) from error
-        except Exception:
+        except Exception as error:
+            if package := _not_found(error):
+                raise missing(architecture, package) from error
             return attempt(architecture, model)
 
     return look
+
+
+def _not_found(error: BaseException | None) -> str:
+    """The package that was looked for in vain; empty if there is another reason.  transformers
+    raises an error without a name because of the one that has it."""
+    while isinstance(error, ModuleNotFoundError) and error.name is None:
+        error = error.__cause__
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return (name or "").partition(".")[0]
 
 
 @contextlib.contextmanager
