@@ -177,6 +177,17 @@ ONE_OF_EACH = {
         "makes it float8_e4m3fn: correct its quantization_config",
         with_config(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
     ),
+    "numbers that are said to be AWQ's": Mistake(
+        "The checkpoint has nothing for model.layers.0.",
+        with_config(
+            quantization_config={
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": 32,
+                "zero_point": True,
+            }
+        ),
+    ),
     "codes that are said to be numbers": Mistake(
         "is of int8 in the checkpoint, and its config.json makes it bfloat16", with_codes
     ),

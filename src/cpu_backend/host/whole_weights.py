@@ -1,11 +1,13 @@
 """A weight of the checkpoint is loaded whole and as what it is, or not at all.
 
 What: loaders of linear layers, embeddings and experts compare shapes and dtypes first
-    (layers/whole_weights.py).
+    (layers/whole_weights.py), and the loader of checkpoints looks whether every layer has been
+    given its weights.
 Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
     one does: with another model's config.json the engine starts, and answers nonsense, as it does
     where quantization_config does not name a layer that is not quantized.  An embedding fails an
-    assertion without words.
+    assertion without words.  Of what no checkpoint has given, the host looks for norms and tables
+    alone, and in quantized models for nothing unless it is asked to.
 Since: 0.32
 Until: it compares.
 """
@@ -59,3 +61,38 @@ def into_experts(original: Any) -> Any:
     from cpu_backend.layers import whole_weights
 
     return whole_weights.into_experts(original)
+
+
+LOADER = "vllm.model_executor.model_loader.default_loader"
+OURS = "layers"  # the host's setting, which nobody has given
+
+
+@patch(LOADER, "DefaultModelLoader.load_weights(self, model, model_config)", when=When.COMPUTING)
+def look(original: Any) -> Any:
+    """Unless ``enable_weights_track`` of --model-loader-extra-config says something else."""
+
+    def load_weights(self: Any, model: Any, model_config: Any) -> None:
+        if self.enable_weights_track is None:
+            self.enable_weights_track = OURS
+        original(self, model, model_config)
+
+    return load_weights
+
+
+@patch(
+    LOADER,
+    "DefaultModelLoader.track_weights_loading(self, model, loaded_weights, quantized)",
+    when=When.COMPUTING,
+)
+def check_loaded(original: Any) -> Any:
+    """After the host's own look; some models do not say what they have loaded."""
+    from cpu_backend.layers import whole_weights
+
+    def track(self: Any, model: Any, loaded_weights: Any, quantized: bool = False) -> None:
+        if self.enable_weights_track != OURS:
+            original(self, model, loaded_weights, quantized)
+        elif loaded_weights is not None:
+            original(self, model, set(loaded_weights))
+            whole_weights.check_loaded(model, loaded_weights)
+
+    return track

@@ -5,11 +5,13 @@ does: with another model's config.json the engine starts, and answers nonsense. 
 loads a weight that is not quantized, its shape in the file is held against the layer's.
 
 Nor does it mind whether a layer that its config.json calls quantized has codes in the file: numbers
-are cut to integers, codes taken for numbers without their scales.
+are cut to integers, codes taken for numbers without their scales.  And it does not miss what linear
+layers and experts have not been given, whose memory then holds anything.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +19,22 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
+    LinearBase,
     MergedColumnParallelLinear,
     QKVParallelLinear,
+    RoutedExperts,
     UnquantizedEmbeddingMethod,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
 )
 
 Load = Callable[..., Any]
+# Parameters without which a layer is none: not those of activations and caches, which may have
+# defaults.
+ESSENTIAL = re.compile(r"(^|_)(q?weight|weight_packed|weight_scale(_inv)?|scales)$")
+WAY_OUT = (
+    ": correct its quantization_config, which names what is not quantized, or download both again"
+)
 
 
 def into_linear(load: Load) -> Load:
@@ -107,6 +117,25 @@ def into_experts(load: Load) -> Load:
     return weight_loader
 
 
+def check_loaded(model: torch.nn.Module, loaded: set[str]) -> None:
+    """Raise ConfigError where a layer has parameters that are not among those ``loaded``."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known = {id(parameters[name]) for name in loaded if name in parameters}  # shared ones too
+    missing = [
+        f"{name}.{parameter_name}"
+        for name, module in model.named_modules()
+        if isinstance(module, LinearBase | RoutedExperts)
+        and not getattr(module.quant_method, "uses_meta_device", False)
+        for parameter_name, parameter in module.named_parameters(recurse=False)
+        if ESSENTIAL.search(parameter_name) and parameter.numel() and id(parameter) not in known
+    ]
+    if missing:
+        raise ConfigError(
+            f"The checkpoint has nothing for {missing[0]}, one of {len(missing)} such weights that "
+            f"its config.json asks for{WAY_OUT}."
+        )
+
+
 def _compare(name: str, weight: torch.Tensor, shape: tuple[int, ...]) -> None:
     """Raise ConfigError for a matrix or bias of another shape."""
     if weight.dim() == len(shape) and tuple(weight.shape) != shape:
@@ -122,8 +151,7 @@ def _compare_kinds(name: str, param: torch.Tensor, weight: torch.Tensor) -> None
     if _is_number(param.dtype) != _is_number(weight.dtype):
         raise ConfigError(
             f"A weight for {name} is of {_word(weight.dtype)} in the checkpoint, and its "
-            f"config.json makes it {_word(param.dtype)}: correct its quantization_config, which "
-            "names what is not quantized, or download both again."
+            f"config.json makes it {_word(param.dtype)}{WAY_OUT}."
         )
 
 
