@@ -175,17 +175,18 @@ slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray image-models-test  ## r
 	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
 
 # Apart from .venv: its package asks for the CUDA build of torch, and all other tests show that
-# nothing but such models needs it.
+# nothing but such models needs it.  The others are for one model each.
 TORCHVISION = $(CURDIR)/$(VENV)/torchvision
 $(STAMPS)/torchvision: $(STAMPS)/venv
 	$(call step,fetching torchvision,$(PIP) install -q --no-deps --upgrade --target $(VENV)/torchvision \
 		$(TORCH_PIP_ARGS) torchvision==0.28.0)
+	@$(PIP) install -q --no-deps --target $(VENV)/torchvision timm num2words docopt
 	@$(BIN)/python -m tools.cuda_stubs $(VENV) --package $(VENV)/torchvision/torchvision > /dev/null
 	@touch $@
 
 image-models-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/torchvision  ## compare all models of images with transformers
 	@ZOO=all HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONPATH="$(TORCHVISION)" LD_LIBRARY_PATH="$(TORCHVISION)/torchvision" $(REPORT) run "models of images" \
-		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py
+		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py tests/zoo/test_checkpoints.py
 
 TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")
 # $(call kernel_tests,preset,needed tools)

@@ -1,4 +1,5 @@
-"""Write a quantized checkpoint of a Llama-like model, in the formats that people have.
+"""Write a quantized checkpoint of a Llama-like model, in the formats that people have; of one that
+takes images or sounds too, the text's layers.
 
     python examples/quantize_model.py SCHEME SOURCE TARGET
 
@@ -24,6 +25,9 @@ from safetensors.torch import load_file, save_file
 PROJECTIONS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3",
 )  # fmt: skip
+# Layers that keep their numbers, by a part of their names: encoders of images and sounds, and what
+# feeds recurrent states.
+KEPT = ("visual", "vision", "audio", "encoder", "projector", "connector", "linear_attn")
 PARAGRAPH = (
     "The harbour lay quiet in the grey of the morning. Three boats came in with their nets full, "
     "and the men sang as they carried the baskets up the steps to the market."
@@ -110,7 +114,7 @@ def compressed_tensors(
     weights: dict[str, Any],
     inputs: dict[str, Any] | None = None,
 ) -> Scheme:
-    """One config group for all linear layers but the logits and the routers of mixtures."""
+    """One config group for all linear layers but the logits, the routers of mixtures and KEPT."""
     common = {"type": "int", "dynamic": False, "symmetric": True}
     group = {
         "targets": ["Linear"],
@@ -122,7 +126,7 @@ def compressed_tensors(
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
-        "ignore": ["lm_head", r"re:.*\.gate$"],
+        "ignore": ["lm_head", r"re:.*\.gate$", *(f"re:.*{part}.*" for part in KEPT)],
         "config_groups": {"group_0": group},
     }
     static = inputs is not None and not inputs.get("dynamic", False)
@@ -255,7 +259,7 @@ def awq(group: int) -> Scheme:
         "group_size": group,
         "zero_point": True,
         "version": "gemm",
-        "modules_to_not_convert": ["lm_head"],
+        "modules_to_not_convert": ["lm_head", *KEPT],
     }
     return Scheme(write, config)
 
@@ -426,7 +430,7 @@ def measure_inputs(source: Path) -> dict[str, tuple[float, float]]:
 
 
 def quantize(scheme: Scheme, source: Path, target: Path) -> None:
-    """Every projection quantized, everything else as it is."""
+    """Every projection of the text quantized, everything else as it is."""
     target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.suffix != ".safetensors" and path.name != "config.json" and path.is_file():
@@ -436,7 +440,8 @@ def quantize(scheme: Scheme, source: Path, target: Path) -> None:
     for path in sorted(source.glob("*.safetensors")):
         for name, tensor in load_file(path).items():
             layer = name.removesuffix(".weight")
-            if layer.rpartition(".")[2] not in PROJECTIONS:
+            kept = any(part in layer for part in KEPT)
+            if kept or layer.rpartition(".")[2] not in PROJECTIONS:
                 tensors[name] = tensor
                 continue
             written = scheme.write(Layer(layer, tensor, inputs.get(layer, (0.0, 0.0))))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,12 +13,11 @@ import pytest
 import torch
 
 from cpu_backend.demo_model import fetch
+from examples import quantize_model
 from tests.e2e import other_tools
 from tests.e2e.engine import NEW_TOKENS
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-
-SCRIPT = Path(__file__).resolve().parents[2] / "examples/quantize_model.py"
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 64, 127, 128, 129, 500, 2000)
 
@@ -76,16 +73,10 @@ Quantize = Callable[[str, Path, Path], Path]
 def quantize() -> Quantize:
     """``quantize(scheme, source, target)``: ``target``, a checkpoint as the script or another tool
     writes it."""
-    spec = importlib.util.spec_from_file_location("examples_quantize_model", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script  # its dataclasses look themselves up
-    spec.loader.exec_module(script)
-    schemes = script.SCHEMES | other_tools.schemes(script.SCHEMES)
+    schemes = quantize_model.SCHEMES | other_tools.schemes(quantize_model.SCHEMES)
 
     def write(scheme: str, source: Path, target: Path) -> Path:
-        script.quantize(schemes[scheme], source, target)
+        quantize_model.quantize(schemes[scheme], source, target)
         return target
 
     return write

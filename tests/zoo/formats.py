@@ -1,10 +1,8 @@
 """``python -m tests.zoo.formats``: models of text, images and sounds in every dtype, quantized
 while they load, with every KV cache, on two instruction sets; docs/model_formats.md.
 
-Far more engines than a test run has time for, so a command of its own.  In each, answers alone and
-together must be the same bit for bit, and the error of a prompt's log-probabilities must be what
-so much rounding has to cost this model: at most FACTOR times that of ``transformers`` in fp32 whose
-weights carry random noise of the same size, or as much times its own error in that dtype.
+Far more engines than a test run has time for, so a command of its own; rounding.py says how they
+are judged.
 
 The page is written after each model, and is where the next run goes on: models in its table are
 examined again only when they are named.
@@ -13,8 +11,6 @@ examined again only when they are named.
 from __future__ import annotations
 
 import argparse
-import copy
-import functools
 import itertools
 import json
 import math
@@ -24,33 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests import tools
-from tests.zoo import audio, images, judge, mixed, run, text
-from tests.zoo.build import Spec, build
-from tests.zoo.media import MediaSpec
-from tests.zoo.run import Answer, Failed, Round
+from tests.zoo import audio, images, judge, run, text
+from tests.zoo.build import Spec
+from tests.zoo.rounding import FACTOR, Found, Judge
+from tests.zoo.run import Failed
 
 # As judge.QUANTIZATIONS.
 DTYPES = {"bfloat16": 0.004, "float16": 0.0005}  # of several roundings one after the other
 KV_CACHES = {"auto": 0.0, "fp8": 0.03, "int8_per_token_head": 0.007}
-FACTOR = 2.0
-# Share of the tokens that do not count: at some of them rounding chooses other experts, in mixtures
-# at more, because the next ones read what those have become.
-WITHOUT, WITHOUT_OF_MIXTURES = 0.02, 0.05
 # The host refuses fp16 for some models; some do not pass the cache's type on to their layers.
 NOT_FOR_IT = re.compile(
     "does not support float16|does not reach the layers|not supported with sparse attention"
 )
-# Of the prompt that has to come from the cache: a recurrent model's prefixes are found at multiples
-# of up to 512 tokens.
-LONG = 700
 SECONDS = 1800  # for one model: 18 engines
 
 
@@ -78,7 +65,6 @@ class Format:
         quantization = {"quantization": self.quantization} if self.quantization else {}
         return {
             **text.CHUNKED,
-            "max_model_len": 1024,
             **quantization,
             "dtype": self.dtype,
             "kv_cache_dtype": self.kv_cache,
@@ -91,118 +77,21 @@ FORMATS = tuple(
 _NAMES = [form.name for form in FORMATS]
 
 
-# By the format's name: the error in standard deviations of the log-probabilities, and what is wrong
-# if anything is.
-Found = dict[str, tuple[float, str]]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model and what it is asked.
-
-    model: ``transformers``' in fp32; prompts: six requests; long: one of which a part has to come
-    from the cache where the host keeps prefixes (``cached``); logprobs: of a request's tokens by a
-    variant of the model; options: what the engine is told of it.
-    """
-
-    model: torch.nn.Module
-    prompts: Sequence[Any]
-    long: Any
-    logprobs: Callable[[Any, Any], torch.Tensor]
-    options: dict[str, Any]
-    cached: bool
-
-    def rounds(self) -> list[Round]:
-        """Alone, together, again from the cache; the step is replayed by then."""
-        p = self.prompts
-        sent = [*([prompt] for prompt in p[:3]), p, [p[4], p[1]], p, [self.long], [self.long]]
-        return [Round(tuple(asked), text.GREEDY) for asked in sent]
-
-    def all_logprobs(self, model: Any) -> torch.Tensor:
-        """Of the prompts whose tokens are scored, one after the other."""
-        return torch.cat([self.logprobs(model, prompt) for prompt in self.scored])
-
-    @property
-    def scored(self) -> Sequence[Any]:
-        return self.prompts[:3]
-
-
-def subject(spec: Spec, folder: Path) -> Subject:
-    """Built in ``folder``."""
-    if isinstance(spec, MediaSpec):
-        processor = spec.processor(folder)
-        score = functools.partial(mixed.prompt_logprobs, processor=processor)
-        cases, options = spec.cases, mixed.options(spec)
-        return Subject(build(spec, folder), cases, cases[2], score, options, not spec.fixed)
-    prompts = text.prompts()
-    long = (prompts[2] * 3)[:LONG]
-    options = text.WHOLE_PROMPTS if spec.whole_prompts else {}
-    model = build(spec, folder)
-    return Subject(model, prompts, long, judge.prompt_logprobs, options, spec.cached)
-
-
 def examine(spec: Spec, forms: Sequence[Format], folder: Path) -> Found:
     """These formats of one model.  Runs in a process of its own."""
-    asked = subject(spec, folder)
-    model, exact = asked.model, asked.all_logprobs(asked.model)
-    mixture = any("expert" in name for name, _ in model.named_parameters())
-
-    def error(logprobs: torch.Tensor) -> float:
-        """In standard deviations of the exact ones."""
-        without = WITHOUT_OF_MIXTURES if mixture else WITHOUT
-        return judge.rms(logprobs - exact, without) / float(exact.std())
-
-    @functools.cache
-    def cost(noise: float, seed: int) -> float:
-        return error(asked.all_logprobs(judge.with_noise(model, noise, seed)))
-
-    @functools.cache
-    def own(dtype: str) -> float:
-        return error(asked.all_logprobs(copy.deepcopy(model).to(getattr(torch, dtype))))
-
-    def costs(form: Format) -> Iterator[float]:
-        """One after the other, because the first is mostly enough."""
-        yield from (cost(form.noise, draw) for draw in range(judge.DRAWS))
-        yield own(form.dtype)
-
+    judged = Judge(spec, folder)
     found = {}
-    sent = [*asked.rounds(), *(Round((prompt,), text.SCORED) for prompt in asked.scored)]
     for form in forms:
-        try:
-            answers = run.forked(run.generate, folder, {**form.options(), **asked.options}, sent)
-        except Failed as failed:
-            said = f"{failed.kind}: {failed.message.splitlines()[0][:300]}"
-            found[form.name] = math.nan, "" if NOT_FOR_IT.search(said) else said
-            continue
-        found[form.name] = _judge(asked, answers, error, costs(form))
+        error, fault = judged.examine(folder, form.options(), form.noise)
+        found[form.name] = error, "" if NOT_FOR_IT.search(fault) else fault
     return found
-
-
-def _judge(
-    asked: Subject,
-    answers: list[list[Answer]],
-    error_of: Callable[[torch.Tensor], float],
-    costs: Iterator[float],
-) -> tuple[float, str]:
-    """``costs``: what ``transformers`` loses by noise of the format's size, and in its dtype."""
-    sent = asked.rounds()
-    greedy, scored = answers[: len(sent)], answers[len(sent) :]
-    faults = judge.differences(sent, {"recorded": greedy}, cached=asked.cached)
-    ours = torch.tensor([value for (answer,) in scored for value in answer.prompt_logprobs])
-    error = error_of(ours)
-    allowed = 0.0
-    while error > FACTOR * allowed and (cost := next(costs, None)) is not None:
-        allowed = max(allowed, cost)
-    if not error <= FACTOR * allowed:
-        faults.append(f"error {error:.3g}, noise of that size costs {allowed:.3g}")
-    return error, "; ".join(faults)
 
 
 def _examine_all(names: list[str], forms: Sequence[Format], minutes: float) -> None:
     """On this process's instruction set: one JSON line per model to standard output."""
     run.prepare()
     end = time.monotonic() + 60 * minutes
-    specs = {spec.name: spec for spec in _runnable()}
+    specs = {spec.name: spec for spec in runnable()}
     for name in names:
         if time.monotonic() > end:
             break
@@ -292,7 +181,7 @@ def page(isas: list[str], rows: dict[str, Row]) -> str:
     columns = list(itertools.product(DTYPES, judge.QUANTIZATIONS))
     titles = [" ".join(filter(None, column)) for column in columns]
     lines = [f"| model | {' | '.join(titles)} |", f"| --- {'| --- ' * len(titles)}|"]
-    specs = sorted(_runnable(), key=lambda spec: spec.models.lower())
+    specs = sorted(runnable(), key=lambda spec: spec.models.lower())
     done = [rows[spec.name] for spec in specs if spec.name in rows]
     rest = [spec.models for spec in specs if spec.name not in rows]
     lines += [each.cells for each in done]
@@ -310,7 +199,7 @@ def rows_of(written: str, isas: list[str]) -> dict[str, Row]:
         )
     lines = written.splitlines()
     rows = {}
-    for spec in _runnable():
+    for spec in runnable():
         cells = [line for line in lines if line.startswith(f"| {spec.models} |")]
         begun = tuple(f"- {spec.models}, {isa}, " for isa in isas)
         faults = [line for line in lines if line.startswith(begun)]
@@ -319,7 +208,7 @@ def rows_of(written: str, isas: list[str]) -> dict[str, Row]:
     return rows
 
 
-def _runnable() -> list[Spec]:
+def runnable() -> list[Spec]:
     specs = (*text.SPECS, *images.SPECS, *audio.SPECS)
     return [spec for spec in specs if not spec.refused and not spec.host]
 
@@ -354,7 +243,7 @@ def main() -> int:
     page_file = arguments.write
     written = page_file.read_text() if page_file and page_file.exists() else page(isas, {})
     rows = rows_of(written, isas)
-    specs = {spec.name: spec for spec in sorted(_runnable(), key=lambda spec: not spec.selected)}
+    specs = {spec.name: spec for spec in sorted(runnable(), key=lambda spec: not spec.selected)}
     names = arguments.names or [
         name
         for name, spec in specs.items()

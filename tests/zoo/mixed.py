@@ -21,6 +21,7 @@ from tests.zoo.tokens import write_tokenizer
 COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
 FIXED = ("alone", "together", "recorded", "eager")
 MEDIA = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 2, "audio": 2, "video": 0}}
+KINDS = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # of tokens, text's are 0
 ONE_SOUND = {**MEDIA, "limit_mm_per_prompt": {"audio": 1}, "max_num_batched_tokens": 1024}
 
 
@@ -48,9 +49,13 @@ class Reference(torch.nn.Module):
             for name, value in self.inputs.items()
         }
         longer = ids.shape[1] - given[self.case.ids].shape[1]
-        for name, fill in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
+        for name in ("attention_mask", *KINDS):
             if name in given:
+                fill = int(name == "attention_mask")
                 given[name] = torch.nn.functional.pad(given[name], (0, longer), value=fill)
+        if "told_ids" in given:  # what stands for the host's tokens of the prompt
+            told = given.pop("told_ids")
+            ids = torch.cat([told, ids[:, told.shape[1] :]], 1)
         if self.as_generated:
             given["attention_mask"] = self._masks(ids, given)
         return self.model(**{**given, self.case.ids: ids})

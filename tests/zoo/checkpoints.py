@@ -1,0 +1,59 @@
+"""``python -m tests.zoo.checkpoints [NAMES]``: quantized checkpoints of models of images or sounds.
+
+The text's layers are quantized, as people publish them (examples/quantize_model.py), and judged as
+formats are (rounding.py): alone, together and from the prefix cache the same bit for bit, and no
+error that is larger than what so much rounding has to cost.  One JSON line per model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from examples import quantize_model
+from tests.zoo import audio, formats, images, run, text
+from tests.zoo.build import Spec
+from tests.zoo.rounding import Found, Judge
+
+# Each scheme, of groups that the small models' sizes are multiples of, and what its rounding costs
+# a weight or an activation, relative to its size: root of mean squares, for normally distributed
+# values.
+SCHEMES = {
+    "w8a8": (quantize_model.SCHEMES["w8a8"], 0.012),
+    "fp8": (quantize_model.SCHEMES["fp8"], 0.037),
+    "w4a16": (quantize_model.SCHEMES["w4a16"], 0.09),
+    "gptq-act-order": (quantize_model.SCHEMES["gptq-act-order"], 0.09),
+    "awq": (quantize_model.awq(32), 0.09),
+}
+
+
+def examine(spec: Spec, folder: Path) -> Found:
+    """Every scheme of one model.  Runs in a process of its own."""
+    source = folder / "source"
+    source.mkdir()
+    judged = Judge(spec, source)
+    found = {}
+    for name, (scheme, noise) in SCHEMES.items():
+        quantize_model.quantize(scheme, source, folder / name)
+        options = {**text.CHUNKED, "dtype": "bfloat16"}
+        found[name] = judged.examine(folder / name, options, noise)
+    return found
+
+
+def main() -> int:
+    """Of all such models if none is named."""
+    specs = {spec.name: spec for spec in (*images.SPECS, *audio.SPECS)}
+    run.prepare()
+    faulty = False
+    for name in sys.argv[1:] or [name for name in specs if specs[name] in formats.runnable()]:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run.forked(examine, specs[name], Path(folder), seconds=formats.SECONDS)
+        faulty = faulty or any(fault for _, fault in found.values())
+        print(json.dumps([name, found]), flush=True)
+    return int(faulty)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
