@@ -265,10 +265,18 @@ def local_layout(config: VllmConfig) -> Layout:
 
 def _tensor_sizes(config: VllmConfig) -> Callable[[int], bool]:
     """Whether the model can be cut in so many tensor-parallel ranks."""
-    text = getattr(config.model_config, "hf_text_config", None)
-    heads = getattr(text, "num_attention_heads", None) or 1
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return lambda size: heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    text: Any = getattr(config.model_config, "hf_text_config", None)
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
+    heads = {_heads(layer) for layer in layers}
+    return lambda size: all(
+        queries % size == 0 and (keys % size == 0 or size % keys == 0) for queries, keys in heads
+    )
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Of queries and of keys, as a config says it; 1 where it does not."""
+    queries = getattr(config, "num_attention_heads", None) or 1
+    return queries, getattr(config, "num_key_value_heads", None) or queries
 
 
 def _serve_command() -> str:

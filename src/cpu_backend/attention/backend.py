@@ -176,7 +176,8 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         """See the host's builder; nothing is copied."""
         common = common_attn_metadata
         dynamic = common.causal if isinstance(common.causal, torch.Tensor) else None
-        causal = bool(common.causal) if dynamic is None and not self.is_cross else False
+        forwards = dynamic is None and not self.is_cross and not self.is_encoder
+        causal = bool(common.causal) if forwards else False
         block_table, slot_mapping = common.block_table_tensor, common.slot_mapping
         encoder_cache = None
         if self.is_encoder:

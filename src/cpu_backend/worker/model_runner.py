@@ -9,9 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheGroupSpec
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend import providers
@@ -75,6 +79,24 @@ class CPUModelRunner(HostCPUModelRunner):
             self._tell(f"of the draft model, {sentence}")
 
         DraftReplay(draft_model, StepReplay(memory, _all_ranks_agree, tell))
+
+    def may_add_encoder_only_layers_to_kv_cache_config(self) -> None:
+        """The host's, of layers of several shapes too: a group for each."""
+        groups: dict[EncoderOnlyAttentionSpec, list[str]] = {}
+        for name, layer in get_layers_from_vllm_config(self.vllm_config, Attention).items():
+            if layer.attn_type == AttentionType.ENCODER_ONLY:
+                spec = EncoderOnlyAttentionSpec(
+                    block_size=self.cache_config.block_size,
+                    num_kv_heads=layer.num_kv_heads,
+                    head_size=layer.head_size,
+                    dtype=self.kv_cache_dtype,
+                )
+                groups.setdefault(spec, []).append(name)
+                self.runner_only_attn_layers.add(name)
+        self.kv_cache_config.kv_cache_groups.extend(
+            KVCacheGroupSpec(layer_names=names, kv_cache_spec=spec)
+            for spec, names in groups.items()
+        )
 
     def _check_cache_type(self) -> None:
         """Raise ConfigError where the model does not give its KV cache the type asked for."""
