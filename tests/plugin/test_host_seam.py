@@ -193,6 +193,35 @@ def test_numba_goes_on_without_a_folder(tmp_path: Path) -> None:
     assert done.stdout.split() == ["42"], done.stderr
 
 
+THREADS = """
+import os
+from cpu_backend import host
+host.prepare_process()
+from numba import config, njit, prange, set_num_threads
+@njit(parallel=True)
+def double(numbers):
+    for i in prange(len(numbers)):
+        numbers[i] *= 2
+import numpy
+ones = numpy.ones(3)
+set_num_threads(1)
+double(ones)
+begun = config.NUMBA_NUM_THREADS
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.environ["NUMBA_OPT"] = "2"
+double(ones.astype("float32"))
+print(config.NUMBA_NUM_THREADS == begun)
+"""
+
+
+def test_numba_goes_on_where_its_thread_is_bound() -> None:
+    """It compiles again for a type that it has not seen, with a variable changed."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 def test_a_host_with_one_difference_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

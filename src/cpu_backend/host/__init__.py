@@ -11,7 +11,7 @@ import functools
 import importlib
 import pkgutil
 
-from cpu_backend.host import in_tree_platform, numba_cache, process
+from cpu_backend.host import in_tree_platform, numba_cache, numba_threads, process
 from cpu_backend.host.seam import When, apply, differences
 
 __all__ = ["check", "prepare_model", "prepare_process", "replace_in_tree_platform"]
@@ -43,6 +43,7 @@ def prepare_process() -> None:
     declare()
     process.prepare()
     numba_cache.make_optional()
+    numba_threads.keep()
     apply(When.STARTING)
 
 
