@@ -108,6 +108,12 @@ TOOLS = {
         lambda: importlib.util.find_spec("num2words") is not None,
         installable=False,
     ),
+    "timm": Tool(
+        "Gemma 3n with images",
+        "pip install --no-deps timm",
+        lambda: importlib.util.find_spec("timm") is not None,
+        installable=False,
+    ),
     "kubernetes-validate": Tool(
         "the Kubernetes examples against the schemas of Kubernetes",
         "pip install kubernetes-validate",

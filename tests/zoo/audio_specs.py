@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from tests.zoo import mistral, processors
-from tests.zoo.media import MediaSpec, Sound, heard, shown, spoken
+from dataclasses import dataclass
+from typing import Any
+
+from tests.zoo import audio_processors, mistral, processors
+from tests.zoo.media import Heard, MediaSpec, Sound, heard, shown, spoken
 from tests.zoo.processors import FIRST
+
+
+@dataclass(frozen=True)
+class Begun(Heard):
+    """Where the host puts no token before the transcript's."""
+
+    def request(self) -> dict[str, Any]:
+        """For the host."""
+        tokens = [self.start, *self.tokens]
+        return {**super().request(), "decoder_prompt": {"prompt_token_ids": tokens}}
+
 
 SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
 ENCODER = {
@@ -32,6 +46,44 @@ PROJECTOR = {
     "encoder_hidden_size": 64,
     "cross_attention_frequency": 1,
 }
+# The published words of Cohere's config, which the host reads.
+COHERE = {
+    "encoder": {
+        "feat_in": audio_processors.BANDS,
+        "feat_out": -1,
+        "n_layers": 2,
+        "d_model": 96,
+        "n_heads": 6,
+        "ff_expansion_factor": 2,
+        "causal_downsampling": False,
+        "subsampling": "dw_striding",
+        "subsampling_factor": 8,
+        "subsampling_conv_channels": 32,
+        "self_attention_model": "rel_pos",
+        "att_context_size": [-1, -1],
+        "xscaling": False,
+        "untie_biases": True,
+        "pos_emb_max_len": 64,
+        "conv_kernel_size": 9,
+        "conv_norm_type": "batch_norm",
+        "conv_context_size": None,
+    },
+    "transf_decoder": {
+        "config_dict": {
+            "hidden_size": 192,
+            "inner_size": 352,
+            "num_layers": 3,
+            "num_attention_heads": 6,
+            "hidden_act": "relu",
+            "max_sequence_length": 1024,
+        }
+    },
+    "head": {"num_classes": 1000, "hidden_size": 192},
+    "preprocessor": {"features": audio_processors.BANDS, "dither": 0.0, "pad_to": 0},
+    "sample_rate": 16000,
+    "max_audio_clip_s": 3,
+    "overlap_chunk_second": 1,
+}
 # transformers 5 writes a level too many.
 LEVEL = ((r"\.model\.model\.", ".model."),)
 
@@ -48,6 +100,33 @@ SPECS = (
         processor=processors.audioflamingo3,
         cases=shown("<sound>", SOUNDS, at_once=1),
         published=LEVEL,
+    ),
+    MediaSpec(
+        "CohereAsrForConditionalGeneration",
+        "Cohere Transcribe",
+        "cohere_asr",
+        {
+            **COHERE,
+            "encoder_config": {
+                "hidden_size": 96,
+                "intermediate_size": 192,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 6,
+                "num_mel_bins": audio_processors.BANDS,
+                "subsampling_conv_channels": 32,
+                "max_position_embeddings": 64,
+                "initializer_range": 0.3,  # of convolutions: smaller, sounds would hardly matter
+            },
+            "num_key_value_heads": 6,
+            "decoder_start_token_id": 1,
+            "initializer_range": 0.3,
+        },
+        processor=audio_processors.cohere_asr,
+        published=((r"^model\.", ""),),
+        cases=tuple(Begun(1, case.media, case.tokens) for case in heard(1, SOUNDS)),
+        fixed=True,
+        needs=("torchaudio",),
     ),
     MediaSpec(
         "GlmAsrForConditionalGeneration",

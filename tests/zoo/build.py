@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,11 @@ class Spec:
     published: patterns and replacements that turn the names of weights as ``transformers`` writes
     them into those of published checkpoints, or into nothing, which have the matrices whose names
     ``transposed`` matches in the other order.  "|0", "|1" and so on in a name: parts of one weight,
-    which lie one after the other, by_key_head: for each key head.  needs: of tests/tools.py,
-    without which neither side can run it.
+    which lie one after the other, by_key_head: for each key head.  in_pairs: a pattern of names and
+    the size of a head: its channels that turn together, i and i + half of it, are published beside
+    each other.  batched: a pattern of names of weights that have one dimension more, of size 1,
+    before theirs.  published_config: makes the config of published checkpoints of the one that
+    ``transformers`` writes.  needs: of tests/tools.py, without which neither side can run it.
     """
 
     name: str
@@ -85,6 +89,9 @@ class Spec:
     published: tuple[tuple[str, str], ...] = ()
     transposed: str = ""
     by_key_head: bool = False
+    in_pairs: tuple[str, int] = ("", 0)
+    batched: str = ""
+    published_config: Callable[[dict[str, Any]], dict[str, Any]] = dict
     needs: tuple[str, ...] = ()
 
     @property
@@ -164,6 +171,11 @@ def write_as_published(spec: Spec, folder: Path) -> None:
             name = re.sub(pattern, replacement, name)
         if spec.transposed and re.search(spec.transposed, name):
             weight = weight.transpose(-1, -2).contiguous()
+        pattern, size = spec.in_pairs
+        if size and re.search(pattern, name):
+            weight = weight.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+        if spec.batched and re.search(spec.batched, name):
+            weight = weight[None]
         if name:
             renamed[name] = weight
     heads = make_config(spec).num_key_value_heads if spec.by_key_head else 1
@@ -186,7 +198,7 @@ def _joined(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Ten
 def name_architecture(spec: Spec, folder: Path) -> None:
     """Have the host load its class ``spec.name``, whatever ``transformers`` calls its own."""
     path = folder / "config.json"
-    config = json.loads(path.read_text())
+    config = spec.published_config(json.loads(path.read_text()))
     path.write_text(json.dumps({**config, "architectures": [spec.name]}, indent=1))
 
 

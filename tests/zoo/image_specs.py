@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from tests.zoo import grid_specs, processors
+from tests.zoo import grid_specs, more_grid_specs, processors, tile_specs
 from tests.zoo.build import WINDOW
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
-from tests.zoo.processors import FIRST, PINPOINTS, SIDE
+from tests.zoo.processors import FIRST, GEMMA3N_OWN, PINPOINTS, SIDE
+from tests.zoo.tile_specs import TOWER
+from tests.zoo.videos import Video, filmed
 
-VISION = {
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": SIDE,
-    "patch_size": 14,
-}
+VISION = {**tile_specs.VISION, "image_size": SIDE, "patch_size": 14}
 CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
 SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
 LLAMA = {"model_type": "llama"}
-# transformers 5 leaves a level of the vision tower out.
-TOWER = ((r"^((model\.)?vision_tower\.)(?!vision_model)", r"\1vision_model."),)
 OWN = (
     MediaSpec(
         "AriaForConditionalGeneration",
@@ -45,6 +38,32 @@ OWN = (
         needs=TORCHVISION,
         host="patches",
         note="the host lets an image's patches see the padding of one that is no square",
+    ),
+    MediaSpec(
+        "Blip2ForConditionalGeneration",
+        "BLIP-2",
+        "blip-2",
+        {
+            "text_config": {"model_type": "opt", "ffn_dim": 352, "word_embed_proj_dim": 192},
+            "vision_config": {
+                **VISION,
+                "model_type": "blip_2_vision_model",
+                "initializer_range": 0.02,  # of patches; at the usual 1e-10 all images are one
+            },
+            "qformer_config": {
+                "model_type": "blip_2_qformer",
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+            },
+            "num_query_tokens": 8,
+            "image_token_index": FIRST,
+        },
+        processor=processors.blip2,
+        # An image comes before the text, whatever that says; transformers needs one.
+        cases=shown("", PICTURES, at_once=1)[:-1],
+        options={"limit_mm_per_prompt": {"image": 1}},
     ),
     MediaSpec(
         "Cohere2VisionForConditionalGeneration",
@@ -92,6 +111,51 @@ OWN = (
         published=TOWER,
         selected=True,
         needs=TORCHVISION,
+    ),
+    MediaSpec(
+        "Gemma3nForConditionalGeneration",
+        "Gemma 3n with images",
+        "gemma3n",
+        {
+            "text_config": {
+                "model_type": "gemma3n_text",
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "intermediate_size": [352] * 4,
+                "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0],
+                "num_kv_shared_layers": 2,
+                "vocab_size_per_layer_input": GEMMA3N_OWN,
+                "hidden_size_per_layer_input": 32,
+                "laurel_rank": 16,
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {
+                "model_type": "gemma3n_vision",
+                "model_args": {"channel_multiplier": 0.05, "msfa_output_resolution": 4},
+                "vocab_offset": GEMMA3N_OWN,
+                "vocab_size": 2,
+            },
+            "audio_config": {
+                "model_type": "gemma3n_audio",
+                "hidden_size": 64,
+                "conf_num_attention_heads": 2,
+                "conf_num_hidden_layers": 2,
+                "sscp_conv_channel_size": [16, 8],
+                "vocab_offset": GEMMA3N_OWN + 2,
+                "vocab_size": 998 - GEMMA3N_OWN,  # all that remain
+            },
+            "vision_soft_tokens_per_image": 16,
+            "image_token_id": GEMMA3N_OWN,
+            "eoi_token_id": GEMMA3N_OWN + 1,
+            "audio_token_id": GEMMA3N_OWN + 2,
+            "eoa_token_id": GEMMA3N_OWN + 3,
+            "boi_token_id": FIRST,
+            "boa_token_id": FIRST + 1,
+            "tie_word_embeddings": True,
+        },
+        processor=processors.gemma3n,
+        cases=shown("<image_soft_token>", PICTURES),
+        needs=(*TORCHVISION, "timm"),
     ),
     MediaSpec(
         "Gemma4ForConditionalGeneration",
@@ -287,6 +351,25 @@ OWN = (
         needs=TORCHVISION,
     ),
     MediaSpec(
+        "LlavaNextVideoForConditionalGeneration",
+        "LLaVA-NeXT-Video",
+        "llava_next_video",
+        {
+            "text_config": LLAMA,
+            "vision_config": {**CLIP, "patch_size": 7},  # the host divides a side by its square
+            "image_token_index": FIRST,
+            "video_token_index": FIRST + 1,
+            "vision_feature_layer": -2,
+            "image_grid_pinpoints": PINPOINTS,
+        },
+        processor=processors.llava_next_video,
+        cases=filmed("<video>", (Video(56, 56, 1, 2), Video(80, 60, 2, 3), Video(300, 200, 3, 6))),
+        published=TOWER,
+        options={"limit_mm_per_prompt": {"video": 1}},
+        needs=TORCHVISION,
+        note="compared with videos, as the host takes no images",
+    ),
+    MediaSpec(
         "LlavaOnevisionForConditionalGeneration",
         "LLaVA-OneVision",
         "llava_onevision",
@@ -300,22 +383,6 @@ OWN = (
         processor=processors.llava_onevision,
         cases=shown("<image>", PICTURES),
         published=TOWER,
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "MiniCPMV4_6ForConditionalGeneration",
-        "MiniCPM-V 4.6",
-        "minicpmv4_6",
-        {"text_config": {"model_type": "qwen3_5_text"}},
-        refused="recurrent state",
-        needs=TORCHVISION,
-    ),
-    MediaSpec(
-        "MiniCPMV4_7ForConditionalGeneration",
-        "MiniCPM-V 4.7",
-        "minicpmv4_7",
-        {"text_config": {"model_type": "qwen3_5_text"}},
-        refused="recurrent state",
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -358,4 +425,9 @@ OWN = (
         needs=(*TORCHVISION, "num2words"),
     ),
 )
-SPECS = tuple(sorted((*OWN, *grid_specs.SPECS), key=lambda spec: spec.name))
+SPECS = tuple(
+    sorted(
+        (*OWN, *grid_specs.SPECS, *more_grid_specs.SPECS, *tile_specs.SPECS),
+        key=lambda spec: spec.name,
+    )
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.zoo import image_specs, renamed_image_specs
 from tests.zoo.audio import is_audio
-from tests.zoo.image_specs import SPECS
 from tests.zoo.mixed import examine
 
 __all__ = ["SPECS", "examine", "registered"]
+
+SPECS = tuple(sorted((*image_specs.SPECS, *renamed_image_specs.SPECS), key=lambda spec: spec.name))
 
 
 def registered() -> list[str]:

@@ -35,6 +35,13 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Chunk(Picture):
+    """A picture where the host takes pieces of a video too."""
+
+    kind: ClassVar[str] = "vision_chunk"
+
+
+@dataclass(frozen=True)
 class Sound:
     """A tone that rises, its pitch by the seed, in some noise."""
 
@@ -76,12 +83,7 @@ class Shown:
 
     def request(self) -> dict[str, Any]:
         """For the host."""
-        if not self.media:
-            return {"prompt": self.text}
-        made = [medium.make() for medium in self.media]
-        if self.media[0].kind == "audio":
-            made = [(samples, RATE) for samples in made]
-        return {"prompt": self.text, "multi_modal_data": {self.media[0].kind: made}}
+        return {"prompt": self.text, **_data(self.media)}
 
     def inputs(self, processor: Any) -> dict[str, Any]:
         """For ``transformers``' model, made by its processor."""
@@ -94,6 +96,18 @@ class Shown:
         inputs = dict(processor(text=self.text, return_tensors="pt", **given))
         inputs.pop("labels", None)
         return inputs
+
+
+def _data(media: Sequence[Medium]) -> dict[str, Any]:
+    """Of a request for the host."""
+    if not media:
+        return {}
+    made = [medium.make() for medium in media]
+    if media[0].kind == "audio":
+        made = [(samples, RATE) for samples in made]
+    elif media[0].kind == "vision_chunk":
+        made = [{"type": "image", "image": picture} for picture in made]
+    return {"multi_modal_data": {media[0].kind: made}}
 
 
 @dataclass(frozen=True)
@@ -135,7 +149,7 @@ class Spoken:
 
     mark: tuple[int, ...]  # what stands for the sound
     before: tuple[int, ...]
-    media: tuple[Sound, ...]
+    media: tuple[Medium, ...]
     after: tuple[int, ...]
     ids: ClassVar[str] = "input_ids"
 
@@ -148,8 +162,7 @@ class Spoken:
 
     def request(self) -> dict[str, Any]:
         """For the host."""
-        sounds = [(sound.make(), RATE) for sound in self.media]
-        return {"prompt_token_ids": list(self.tokens), "multi_modal_data": {"audio": sounds}}
+        return {"prompt_token_ids": list(self.tokens), **_data(self.media)}
 
     def inputs(self, processor: Any) -> dict[str, Any]:
         """For ``transformers``' model, made by its feature extractor."""
@@ -160,6 +173,18 @@ class Spoken:
             "input_features": torch.tensor(made.input_features),
             self.ids: torch.tensor([self.tokens]),
         }
+
+
+@dataclass(frozen=True)
+class Drawn(Spoken):
+    """The same with pictures, whose tokens ``mark`` has all."""
+
+    def inputs(self, processor: Any) -> dict[str, Any]:
+        """For ``transformers``' model; of the pictures, made by what it calls a processor."""
+        import torch
+
+        made = processor([picture.make() for picture in self.media]) if self.media else {}
+        return {**made, self.ids: torch.tensor([self.tokens])}
 
 
 Case = Shown | Heard | Spoken
@@ -206,21 +231,38 @@ def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
 
 def spoken(mark: Sequence[int], media: Sequence[Sound]) -> tuple[Case, ...]:
     """Six requests with a sound, as ``shown`` makes them; the fourth has the first's words."""
+    small, middle, large = media
+    other = replace(small, seed=small.seed + 3)
+    sounds = (small, middle, large, other, middle, large)
+    return tuple(
+        Spoken(tuple(mark), before, (sound,), after)
+        for sound, (before, after) in zip(sounds, _words(), strict=True)
+    )
+
+
+def drawn(
+    mark: Callable[[Picture], Sequence[int]], pictures: Sequence[Picture]
+) -> tuple[Case, ...]:
+    """Six requests as ``shown`` makes them, in tokens; mark: those of a picture."""
+    small, middle, large = pictures
+    other = replace(small, seed=small.seed + 3)
+    groups = ((small,), (middle,), (large,), (other,), (other, middle), ())
+    return tuple(
+        Drawn(tuple(token for one in group for token in mark(one)), before, group, after)
+        for group, (before, after) in zip(groups, _words(), strict=True)
+    )
+
+
+def _words() -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    """Tokens before and after the media of six requests."""
     generator = random.Random(20)
 
     def text(length: int) -> tuple[int, ...]:
         return tuple(generator.randrange(10, 1000) for _ in range(length))
 
-    small, middle, large = media
-    other = replace(small, seed=small.seed + 3)
-    sounds = (small, middle, large, other, middle, large)
     begin, end = text(5), text(8)
     texts = ((begin, end), (text(40), end), (text(200), text(90)), (begin, end))
-    texts += ((text(17), end), (text(129), text(1)))
-    return tuple(
-        Spoken(tuple(mark), before, (sound,), after)
-        for sound, (before, after) in zip(sounds, texts, strict=True)
-    )
+    return (*texts, (text(17), end), (text(129), text(1)))
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,45 @@
-"""Voxtral's checkpoint as Mistral writes it: its own tokenizer, config and names of weights."""
+"""Checkpoints as Mistral writes them: its own tokenizer, config and names of weights."""
 
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 from tests.zoo.build import BASE
+from tests.zoo.media import Picture
 
 SECONDS = 4  # of a sound that the encoder reads at once; a shorter one is padded
 FRAMES = 50 * SECONDS  # of the encoder
 BEGIN, SOUND = 6, 5  # the tokens before and of a sound
+IMAGE, BREAK, END = 7, 8, 9  # of an image, at the end of a row of it, and of the last
+LARGEST = 112  # pixels of an image's longer side
+TOKEN = 28  # pixels of the side of what is one token, two patches
 TOKENS = FRAMES // 4  # of a sound
 SPECTRUM = {"num_mel_bins": 80, "hop_length": 160, "window_size": 400}
 OPTIONS = {"tokenizer_mode": "mistral", "config_format": "mistral"}
 
+# Of images; Mistral's words for them are those of transformers.
+VISION = {
+    "hidden_size": 64,
+    "num_channels": 3,
+    "image_size": LARGEST,
+    "max_image_size": LARGEST,
+    "patch_size": 14,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "rope_theta": 10000.0,
+    "image_token_id": IMAGE,
+    "image_break_token_id": BREAK,
+    "image_end_token_id": END,
+    "adapter_bias": False,
+    "mm_projector_id": "patch_merge",
+    "spatial_merge_size": 2,
+    "add_pre_mm_projector_layer_norm": True,
+}
 # Patterns of names as ``transformers`` writes them, and what Mistral says instead.  The host reads
 # either of the text's layers.
 AUDIO = "mm_whisper_embeddings"
@@ -35,15 +59,70 @@ NAMES = (
     (r"(layers\.\d+)\.fc([12])", r"\1.feed_forward.w\2"),
     (r"final_layer_norm", "ffn_norm"),
 )
+PIXTRAL_NAMES = (
+    (r"^(model\.)?language_model\.(model\.)*", ""),
+    (r"^embed_tokens", "tok_embeddings"),
+    (r"^lm_head", "output"),
+    (r"^(model\.)?vision_tower\.", "vision_encoder."),
+    (r"^(model\.)?multi_modal_projector\.norm", "pre_mm_projector_norm"),
+    (r"^(model\.)?multi_modal_projector\.patch_merger", "patch_merger"),
+    (r"^(model\.)?multi_modal_projector\.linear_1", "vision_language_adapter.w_in"),
+    (r"^(model\.)?multi_modal_projector\.linear_2", "vision_language_adapter.w_out"),
+    (r"(self_attn|attention)\.([qkvo])_proj", r"attention.w\2"),
+    (r"input_layernorm", "attention_norm"),
+    (r"post_attention_layernorm", "ffn_norm"),
+    (r"(mlp|feed_forward)\.gate_proj", "feed_forward.w1"),
+    (r"(mlp|feed_forward)\.down_proj", "feed_forward.w2"),
+    (r"(mlp|feed_forward)\.up_proj", "feed_forward.w3"),
+)
 
 
 def voxtral(folder: Path) -> Any:
     """Leave tokenizer and config in ``folder``; ``transformers``' feature extractor is returned."""
     from transformers import WhisperFeatureExtractor
 
-    (folder / "tekken.json").write_text(json.dumps(_tokenizer()))
-    (folder / "params.json").write_text(json.dumps(_config()))
+    audio = {
+        "sampling_rate": 16000,
+        "frame_rate": 12.5,
+        "audio_encoding_config": SPECTRUM,
+        "chunk_length_s": SECONDS,
+    }
+    (folder / "tekken.json").write_text(json.dumps({**_tokenizer(), "audio": audio}))
+    (folder / "params.json").write_text(json.dumps({**_text(), "multimodal": _whisper()}))
     return WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
+
+
+def pixtral(folder: Path) -> Any:
+    """The same for images, which mistral_common cuts for both."""
+    image = {"image_patch_size": 14, "max_image_size": LARGEST, "spatial_merge_size": 2}
+    (folder / "tekken.json").write_text(json.dumps({**_tokenizer(), "image": image}))
+    (folder / "params.json").write_text(json.dumps({**_text(), "vision_encoder": VISION}))
+    return _pixels
+
+
+def _pixels(images: list[Any]) -> dict[str, Any]:
+    """Images of a case for ``transformers``, padded to the largest."""
+    import torch
+    from mistral_common.protocol.instruct.chunk import ImageChunk
+    from mistral_common.tokens.tokenizers.image import ImageConfig, ImageEncoder, SpecialImageIDs
+
+    encode = ImageEncoder(ImageConfig(14, LARGEST, 2), SpecialImageIDs(IMAGE, BREAK, END))
+    made = [torch.tensor(encode(ImageChunk(image=image)).image) for image in images]
+    sizes = torch.tensor([image.shape[1:] for image in made])
+    pixels = torch.zeros(len(made), 3, *sizes.amax(0).tolist())
+    for whole, image in zip(pixels, made, strict=True):
+        whole[:, : image.shape[1], : image.shape[2]] = image
+    return {"pixel_values": pixels, "image_sizes": sizes}
+
+
+def picture_tokens(picture: Picture) -> list[int]:
+    """Row by row, as many as it has after it is scaled down."""
+    scale = max(picture.width / LARGEST, picture.height / LARGEST, 1)
+    columns, rows = (
+        math.ceil(round(side / scale) / TOKEN) for side in (picture.width, picture.height)
+    )
+    row = [*[IMAGE] * columns, BREAK]
+    return [*(row * rows)[:-1], END]
 
 
 def _tokenizer() -> dict[str, Any]:
@@ -51,6 +130,7 @@ def _tokenizer() -> dict[str, Any]:
     from mistral_common.tokens.tokenizers.base import SpecialTokens
 
     first = ("unk", "bos", "eos", "begin_inst", "end_inst", "audio", "begin_audio")
+    first += ("img", "img_break", "img_end")
     names = [SpecialTokens[name].value for name in first]
     names += [token.value for token in SpecialTokens if token.name not in first]
     special = [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(names)]
@@ -65,17 +145,11 @@ def _tokenizer() -> dict[str, Any]:
         "default_vocab_size": BASE["vocab_size"],
         "default_num_special_tokens": BASE["vocab_size"] - 256,
     }
-    audio = {
-        "sampling_rate": 16000,
-        "frame_rate": 12.5,
-        "audio_encoding_config": SPECTRUM,
-        "chunk_length_s": SECONDS,
-    }
-    return {"config": config, "vocab": single, "special_tokens": special, "audio": audio}
+    return {"config": config, "vocab": single, "special_tokens": special}
 
 
-def _config() -> dict[str, Any]:
-    """What Voxtral's spec says, in Mistral's words."""
+def _whisper() -> dict[str, Any]:
+    """What Voxtral's spec says of its encoder, in Mistral's words."""
     encoder = {
         "dim": 64,
         "n_layers": 2,
@@ -86,7 +160,12 @@ def _config() -> dict[str, Any]:
         "max_source_positions": FRAMES,
         "audio_encoding_args": {**SPECTRUM, "sampling_rate": 16000},
     }
-    whisper = {"encoder_args": encoder, "downsample_args": {"downsample_factor": 4}}
+    downsample = {"downsample_factor": 4}
+    return {"whisper_model_args": {"encoder_args": encoder, "downsample_args": downsample}}
+
+
+def _text() -> dict[str, Any]:
+    """What a spec says of the text's layers."""
     return {
         "dim": BASE["hidden_size"],
         "n_layers": BASE["num_hidden_layers"],
@@ -98,5 +177,4 @@ def _config() -> dict[str, Any]:
         "rope_theta": 10000.0,
         "vocab_size": BASE["vocab_size"],
         "max_position_embeddings": BASE["max_position_embeddings"],
-        "multimodal": {"whisper_model_args": whisper},
     }

@@ -11,26 +11,41 @@ from typing import Any
 
 import torch
 
-from tests.zoo import judge
+from tests import tools
+from tests.zoo import judge, pooling_specs, renamed_pooling_specs
 from tests.zoo.build import build
-from tests.zoo.judge import HOST, RIGHT, WRONG, Outcome
-from tests.zoo.media import Picture, Shown
-from tests.zoo.pooling_specs import SEQUENCE, SPECS, TOKEN, PoolingSpec
+from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
+from tests.zoo.media import Case
+from tests.zoo.pooling_specs import SEQUENCE, TOKEN, PoolingSpec
 from tests.zoo.run import Failed, Prompt, forked, request
 from tests.zoo.text import COMMON
 from tests.zoo.tokens import write_tokenizer
 
 __all__ = ["SPECS", "examine"]
 
+SPECS = tuple(
+    sorted((*pooling_specs.SPECS, *renamed_pooling_specs.SPECS), key=lambda spec: spec.name)
+)
 COMPARED = ("alone", "together")
 INT8 = "cpu_int8"
+# By the class that makes the model; the answer is all of them, one after the other.
 TASKS = {
-    "AutoModel": "embed",
-    SEQUENCE: "classify",
-    TOKEN: "token_classify",
-    "Qwen2RewardModel": "token_classify",
-    "ColBert": "token_embed",
-    "ModernColBert": "token_embed",
+    "AutoModel": ("embed",),
+    SEQUENCE: ("classify",),
+    TOKEN: ("token_classify",),
+    "Qwen2RewardModel": ("token_classify",),
+    "LlamaRewardModel": ("token_classify",),
+    "ColBert": ("token_embed",),
+    "ModernColBert": ("token_embed",),
+    "ModernVColBert": ("token_embed",),
+    "JinaColBert": ("token_embed",),
+    "Lfm2ColBert": ("token_embed",),
+    "JinaRanking": ("token_embed",),
+    "BgeM3": ("embed", "token_classify", "embed&token_classify", "token_embed"),
+    "Splade": ("embed",),
+    "VoyageEmbedding": ("embed",),
+    "NewGte": ("embed",),
+    "NewGteForSequenceClassification": ("classify",),
 }
 # Around a page of 128 tokens, beyond the windows, one token alone.
 LENGTHS = (5, 40, 200, 1, 17, 128, 129, 384, 127, 2, 64, 33, 7, 100, 31, 256)
@@ -39,11 +54,7 @@ SIMILARITY, DIFFERENCE = (
     0.9999,
     1e-5,
 )  # cosine; the largest of one number, of unit vectors and probabilities
-# What models embed that have an encoder for texts and one for pictures.
-PICTURES = tuple(
-    Shown("", "", (Picture(*size),), "") for size in ((60, 40, 1), (90, 120, 2), (56, 56, 3))
-)
-Asked = Prompt | Shown
+Asked = Prompt | Case
 
 
 def registered() -> list[str]:
@@ -60,16 +71,20 @@ def registered() -> list[str]:
 
 
 def prompts(spec: PoolingSpec) -> list[Asked]:
-    """Random tokens of LENGTHS, the same in every run; pictures for whom takes them."""
+    """Random tokens of LENGTHS, the same in every run, and the Spec's cases between them."""
     generator = random.Random(20)
-    texts = [tuple(generator.randrange(3, 1000) for _ in range(n)) for n in LENGTHS]
+    least = 20 if spec.processor else 3  # below are tokens that stand for pictures
+    texts = [tuple(generator.randrange(least, 1000) for _ in range(n)) for n in LENGTHS]
+    if spec.begin is not None:
+        texts = [(spec.begin, *text[1:]) for text in texts]
     if spec.end is not None:
         texts = [(*text[:-1], spec.end) for text in texts]
-    if spec.pool == "STEP":  # a second one, that the first token says much about
-        texts = [(text[0], spec.end or 0, *text[2:]) for text in texts]
-    if not spec.processor:
-        return [*texts]
-    return [PICTURES[0], *texts[:7], PICTURES[1], *texts[7:], PICTURES[2]]
+    if spec.second is not None:
+        texts = [(text[0], spec.second, *text[2:]) for text in texts]
+    asked: list[Asked] = [*texts]
+    for number, case in enumerate(spec.cases):
+        asked.insert(4 * number, case)
+    return asked
 
 
 def batches(spec: PoolingSpec) -> list[list[Asked]]:
@@ -79,18 +94,23 @@ def batches(spec: PoolingSpec) -> list[list[Asked]]:
 
 
 def pool(
-    folder: Path, spec: PoolingSpec, dtype: str, quantization: str | None = None
+    folder: Path, spec: PoolingSpec, task: str, dtype: str, quantization: str | None = None
 ) -> list[list[torch.Tensor]]:
     """Make an engine for the checkpoint in ``folder`` and send it the batches."""
     from vllm import LLM
+    from vllm.entrypoints.pooling.embed.io_processor import TokenEmbedIOProcessor
 
-    task = TASKS[spec.auto]
     options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
+    if spec.cases:
+        options["limit_mm_per_prompt"] = {"image": 2, "audio": 1, "video": 0}
+    pooler = {"task": task}
     if task == "embed":
-        options["pooler_config"] = {"seq_pooling_type": spec.pool}
+        pooler["seq_pooling_type"] = spec.pool
     elif spec.pool == "STEP":
-        options["pooler_config"] = {"step_tag_id": spec.end}
-    llm = LLM(str(folder), runner="pooling", **COMMON, **options)
+        pooler["step_tag_id"] = spec.end
+    llm = LLM(str(folder), runner="pooling", pooler_config=pooler, **COMMON, **options)
+    if spec.auto == "JinaRanking":  # its own would write a long text around what it is given
+        llm.pooling_io_processors[task].__class__ = TokenEmbedIOProcessor
     results = []
     for batch in batches(spec):
         asked = [request(prompt) for prompt in batch]
@@ -99,23 +119,43 @@ def pool(
     return results
 
 
+def answers(folder: Path, spec: PoolingSpec, *options: str) -> list[list[torch.Tensor]]:
+    """What engines make of the batches, one for each task; of several, one row of numbers."""
+    by_task = [forked(pool, folder, spec, task, *options) for task in TASKS[spec.auto]]
+    if len(by_task) == 1:
+        return by_task[0]  # type: ignore[no-any-return]
+    return [
+        [torch.cat([part.flatten() for part in parts]) for parts in zip(*batch, strict=True)]
+        for batch in zip(*by_task, strict=True)
+    ]
+
+
 @torch.no_grad()
 def expected(model: Any, spec: PoolingSpec, prompt: Asked, processor: Any) -> torch.Tensor:
     """What ``transformers`` makes of the prompt, in fp32 from the model's last step on."""
-    if spec.processor:
+    if hasattr(model, "get_text_features"):
         return _of_two_encoders(model, prompt, processor)
-    result = model(input_ids=torch.tensor([prompt]))
+    result = model(**_inputs(model, prompt, processor))
     if spec.pool == "STEP":
         steps: torch.Tensor = result.logits[0, torch.tensor(prompt) == spec.end]
         return steps
-    if not spec.auto.startswith("Auto"):
-        return result.logits[0]  # type: ignore[no-any-return]
-    if spec.auto != "AutoModel":
+    if "ForSequenceClassification" in spec.auto or "ForTokenClassification" in spec.auto:
         logits = result.logits[0].float()
         return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+    if "last_hidden_state" not in result:
+        return result.logits[0]  # type: ignore[no-any-return]
     states = result.last_hidden_state[0].float()
     pooled = {"CLS": states[0], "LAST": states[-1], "MEAN": states.mean(0)}[spec.pool]
     return torch.nn.functional.normalize(pooled, dim=-1)
+
+
+def _inputs(model: Any, prompt: Asked, processor: Any) -> dict[str, torch.Tensor]:
+    if isinstance(prompt, tuple):
+        return {"input_ids": torch.tensor([prompt])}
+    return {
+        name: value.to(model.dtype) if value.is_floating_point() else value
+        for name, value in prompt.inputs(processor).items()
+    }
 
 
 def _of_two_encoders(model: Any, prompt: Asked, processor: Any) -> torch.Tensor:
@@ -131,29 +171,31 @@ def _of_two_encoders(model: Any, prompt: Asked, processor: Any) -> torch.Tensor:
 
 def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     """Build the model, run it in every format, compare.  Runs in a process of its own."""
+    if missing := [tools.sentence(need) for need in spec.needs if not tools.is_there(need)]:
+        return Outcome(REFUSED, "; ".join(missing))
     processor = (spec.processor or write_tokenizer)(folder)
     if spec.refused:
-        return judge.refusal(spec, folder, pool, spec, "float32")
+        return judge.refusal(spec, folder, pool, spec, *TASKS[spec.auto], "float32")
     model = build(spec, folder)
     try:
-        answers = {dtype: forked(pool, folder, spec, dtype) for dtype in ("float32", "bfloat16")}
-        answers[INT8] = forked(pool, folder, spec, "float32", INT8)
+        found = {dtype: answers(folder, spec, dtype) for dtype in ("float32", "bfloat16")}
+        found[INT8] = answers(folder, spec, "float32", INT8)
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
     faults = [
-        *_differences(spec, answers),
-        *_wrong_numbers(model, spec, processor, answers["float32"]),
-        *_int8_faults(model, spec, processor, answers[INT8]),
-        *_bf16_faults(model, spec, processor, answers["bfloat16"]),
+        *_differences(spec, found),
+        *_wrong_numbers(model, spec, processor, found["float32"]),
+        *_int8_faults(model, spec, processor, found[INT8]),
+        *_bf16_faults(model, spec, processor, found["bfloat16"]),
     ]
     state = RIGHT if not faults else HOST if spec.host else WRONG
     return Outcome(state, "; ".join(faults) or spec.note, ("fp32", "bf16", INT8), COMPARED)
 
 
-def _differences(spec: PoolingSpec, answers: dict[str, list[list[torch.Tensor]]]) -> list[str]:
+def _differences(spec: PoolingSpec, by_dtype: dict[str, list[list[torch.Tensor]]]) -> list[str]:
     """Where a prompt's answers in one dtype are not the same in every bit: one line per dtype."""
     faults = []
-    for dtype, by_batch in answers.items():
+    for dtype, by_batch in by_dtype.items():
         first: dict[Asked, torch.Tensor] = {}
         found = []
         for batch, results in zip(batches(spec), by_batch, strict=True):

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.zoo import processors
+from tests.zoo import pooling_processors, processors
 from tests.zoo.build import WINDOW, Spec
+from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, shown
+from tests.zoo.processors import FIRST
+from tests.zoo.text_specs import GROUPED, ODD_LATENT, YARN
 
 
 @dataclass(frozen=True)
@@ -16,13 +19,16 @@ class PoolingSpec(Spec):
     """auto: the class that makes the model, which also says the task; pool: the tokens whose states
     become an embedding; STEP: those of which each is scored.
 
-    processor: leaves that of a model in a folder that has an encoder for texts and one for
-    pictures; end: the token at the end of texts, if they need one.
+    processor: leaves that of a model that takes more than texts in a folder; cases: what else it
+    takes; begin, second and end: the tokens there in texts, where they need certain ones.
     """
 
     auto: str = "AutoModel"
     pool: str = "CLS"
     processor: Callable[[Path], Any] | None = None
+    cases: tuple[Case, ...] = ()
+    begin: int | None = None
+    second: int | None = None
     end: int | None = None
 
 
@@ -46,6 +52,10 @@ VISION = {
     "image_size": processors.SIDE,
     "patch_size": 14,
 }
+# For models that have an encoder for texts and one for pictures.
+ALONE = tuple(
+    Shown("", "", (Picture(*size),), "") for size in ((60, 40, 1), (90, 120, 2), (56, 56, 3))
+)
 # What published configs of NomicBERT say twice, and the host reads.
 NOMIC = {
     "n_embd": 192,
@@ -59,6 +69,9 @@ NOMIC = {
     "rotary_emb_interleaved": False,
     "rotary_emb_scale_base": None,
 }
+TIED = {"tie_word_embeddings": True}
+# Tokens of jina-reranker-v3, which the host looks for in no config.
+DOCUMENT, QUERY = 151670, 151671
 CLASSES, SCORE = {"num_labels": 5}, {"num_labels": 1}
 
 SPECS = (
@@ -66,6 +79,16 @@ SPECS = (
         "BertForSequenceClassification", "BERT classifiers", "bert", CLASSES, auto=SEQUENCE
     ),
     PoolingSpec("BertForTokenClassification", "BERT taggers", "bert", CLASSES, auto=TOKEN),
+    PoolingSpec("BertSpladeSparseEmbeddingModel", "SPLADE", "bert", TIED, auto="Splade"),
+    PoolingSpec(
+        "BgeM3EmbeddingModel",
+        "BGE-M3 with sparse and ColBERT embeddings",
+        "xlm-roberta",
+        ABSOLUTE,
+        auto="BgeM3",
+        begin=1,
+        end=2,
+    ),
     PoolingSpec("BertModel", "BERT, BGE, E5", "bert", pool="MEAN", selected=True),
     PoolingSpec(
         "CLIPModel",
@@ -82,8 +105,21 @@ SPECS = (
         },
         pool="LAST",
         processor=processors.clip,
+        cases=ALONE,
         end=1,
         selected=True,
+    ),
+    PoolingSpec(
+        "ColBERTLfm2Model",
+        "LFM2 ColBERT",
+        "lfm2",
+        {
+            **TIED,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_dim": 192,
+            "block_dim": 192,
+        },
+        auto="Lfm2ColBert",
     ),
     PoolingSpec(
         "ColBERTModernBertModel",
@@ -94,6 +130,49 @@ SPECS = (
         published=((r"^model\.", ""),),
     ),
     PoolingSpec("ColPaliForRetrieval", "ColPali", "colpali", refused="both directions"),
+    PoolingSpec(
+        "DeepseekV3BidirectionalModel",
+        "DeepSeek V3 embeddings",
+        "deepseek_v3",
+        {**ODD_LATENT, **GROUPED, **YARN, "is_causal": False},
+        pool="MEAN",
+    ),
+    PoolingSpec(
+        "EmbeddingGemma2Model",
+        "EmbeddingGemma 2",
+        "embedding_gemma2",
+        {
+            "text_config": {
+                "model_type": "embedding_gemma2_text",
+                **SLIDING,
+                "per_layer_config": {
+                    "1": {"head_dim": 64, "num_key_value_heads": 1},
+                    "3": {"head_dim": 64, "num_key_value_heads": 1},
+                },
+                "hidden_size_per_layer_input": 40,
+                "embedding_dim": 72,
+            },
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "position_embedding_size": 256,
+                "default_output_length": 70,
+            },
+            "image_token_id": FIRST,
+            "boi_token_id": FIRST + 1,
+            "eoi_token_id": FIRST + 2,
+            "video_token_id": FIRST + 6,
+        },
+        pool="MEAN",
+        processor=pooling_processors.embedding_gemma2,
+        cases=shown("<image_soft_token>", PICTURES),
+        needs=TORCHVISION,
+    ),
     PoolingSpec(
         "GPT2ForSequenceClassification", "GPT-2 classifiers", "gpt2", CLASSES, auto=SEQUENCE
     ),
@@ -129,6 +208,15 @@ SPECS = (
         "qwen3",
         pool="LAST",
         note="without its adapters",
+    ),
+    PoolingSpec(
+        "JinaForRanking",
+        "Jina Reranker v3",
+        "qwen3",
+        {"vocab_size": QUERY + 1},
+        auto="JinaRanking",
+        second=DOCUMENT,
+        end=QUERY,
     ),
     PoolingSpec(
         "LlamaBidirectionalForSequenceClassification",
@@ -180,6 +268,7 @@ SPECS = (
         {"num_labels": 2},
         auto="Qwen2RewardModel",
         pool="STEP",
+        second=7,  # besides the last: the first token says much about it
         end=7,
     ),
     PoolingSpec("Qwen2ForRewardModel", "Qwen2.5-Math-RM", "qwen2", SCORE, auto="Qwen2RewardModel"),
@@ -207,6 +296,15 @@ SPECS = (
             "vision_config": {**VISION, "hidden_size": 192},
         },
         processor=processors.siglip,
+        cases=ALONE,
+    ),
+    PoolingSpec(
+        "VoyageQwen3BidirectionalEmbedModel",
+        "Voyage 4 Nano",
+        "qwen3",
+        {"is_causal": False, "num_labels": 40},
+        auto="VoyageEmbedding",
+        pool="MEAN",
     ),
     PoolingSpec(
         "XLMRobertaForSequenceClassification",

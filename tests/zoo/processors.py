@@ -22,6 +22,7 @@ QWEN = (
     "<|video_pad|>",
     "<|vision_pad|>",
 )
+GEMMA3N_OWN = FIRST + 6 + 256  # the first number of an image's own, behind begins, lines, bytes
 OMNI = ("vision_bos_token", "vision_eos_token", "image_token", "video_token")
 OMNI += ("audio_token", "audio_bos_token", "audio_eos_token")
 
@@ -49,6 +50,14 @@ def aria(folder: Path) -> Any:
     return _keep(AriaProcessor(images, tokenizer, size_conversion={980: 4}), folder)
 
 
+def blip2(folder: Path) -> Any:
+    from transformers import Blip2Processor
+
+    images = _image_processor("Blip", size={"height": SIDE, "width": SIDE})
+    tokenizer = write_tokenizer(folder, ["<image>"])
+    return _keep(Blip2Processor(images, tokenizer, num_query_tokens=8), folder)
+
+
 def cohere2_vision(folder: Path) -> Any:
     from transformers import Cohere2VisionProcessor
 
@@ -74,6 +83,20 @@ def gemma3(folder: Path) -> Any:
     tokenizer = write_tokenizer(folder, [image, begin, end, *lines], extra_special_tokens=named)
     images = _image_processor("Gemma3", size={"height": SIDE, "width": SIDE})
     return _keep(Gemma3Processor(images, tokenizer, image_seq_length=16), folder)
+
+
+def gemma3n(folder: Path) -> Any:
+    """Images and sounds have the last numbers, from GEMMA3N_OWN on two each."""
+    from transformers import Gemma3nAudioFeatureExtractor, Gemma3nProcessor
+
+    named = {"image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"}
+    named |= {"audio_token": "<audio_soft_token>", "eoa_token": "<end_of_audio>"}
+    begins = {"boi_token": "<start_of_image>", "boa_token": "<start_of_audio>"}
+    first = [*begins.values(), *("\n" * n for n in range(1, 5))]
+    tokenizer = write_tokenizer(folder, first, extra_special_tokens={**named, **begins})
+    images = _image_processor("Siglip", size={"height": 128, "width": 128})
+    sounds = Gemma3nAudioFeatureExtractor()
+    return _keep(Gemma3nProcessor(sounds, images, tokenizer, image_seq_length=16), folder)
 
 
 def gemma4(folder: Path) -> Any:
@@ -201,6 +224,22 @@ def llava_next(folder: Path) -> Any:
     )
 
 
+def llava_next_video(folder: Path) -> Any:
+    from transformers import LlavaNextVideoProcessor, LlavaNextVideoVideoProcessor
+
+    return _keep(
+        LlavaNextVideoProcessor(
+            LlavaNextVideoVideoProcessor(**_square()),
+            _image_processor("LlavaNext", image_grid_pinpoints=PINPOINTS, **_square()),
+            write_tokenizer(folder, ["<image>", "<video>"]),
+            patch_size=7,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+        folder,
+    )
+
+
 def _square() -> dict[str, Any]:
     return {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
 
@@ -312,7 +351,7 @@ def paddleocr_vl(folder: Path) -> Any:
         "image_end_token": "<|IMAGE_END|>",
     }
     tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
-    images = _image_processor("PaddleOCRVL", size=_four_to_sixteen(14))
+    images = _image_processor("PaddleOCRVL", size=four_to_sixteen(14))
     return _keep(PaddleOCRVLProcessor(images, tokenizer), folder)
 
 
@@ -324,12 +363,34 @@ def exaone4_5(folder: Path) -> Any:
     return _keep(Exaone4_5_Processor(_qwen_images(14), tokenizer, videos), folder)
 
 
+def cohere_compass(folder: Path) -> Any:
+    from transformers import CohereCompassProcessor, CohereCompassVideoProcessor
+
+    extra = ["<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>"]
+    images = _image_processor("CohereCompass", patch_size=16, size=four_to_sixteen(16))
+    videos = CohereCompassVideoProcessor()
+    return _keep(CohereCompassProcessor(images, write_tokenizer(folder, extra), videos), folder)
+
+
+def muse_glimmer(folder: Path) -> Any:
+    from transformers import (
+        MuseGlimmerImageProcessor,
+        MuseGlimmerProcessor,
+        MuseGlimmerVideoProcessor,
+    )
+
+    extra = ["<|patch|>", "<|video|>", "<|image_start|>", "<|image_end|>"]
+    extra += ["<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>", "<|image|>"]
+    parts = (MuseGlimmerImageProcessor(), MuseGlimmerVideoProcessor())
+    return _keep(MuseGlimmerProcessor(*parts, write_tokenizer(folder, extra)), folder)
+
+
 def _qwen_images(patch: int, **options: Any) -> Any:
-    size = _four_to_sixteen(patch)
+    size = four_to_sixteen(patch)
     return _image_processor("Qwen2VL", patch_size=patch, size=size, **options)
 
 
-def _four_to_sixteen(patch: int) -> dict[str, int]:
+def four_to_sixteen(patch: int) -> dict[str, int]:
     """Pixels of so many tokens, each of two by two patches."""
     token = (2 * patch) ** 2
     return {"shortest_edge": 4 * token, "longest_edge": 16 * token}

@@ -39,6 +39,20 @@ LING: dict[str, Any] = {
     "embedding_dropout": 0.0,
 }
 
+INTERNLM2 = (
+    (r"embed_tokens", "tok_embeddings"),
+    (r"^lm_head", "output"),
+    (r"self_attn\.q_proj", "attention.wqkv|0"),
+    (r"self_attn\.k_proj", "attention.wqkv|1"),
+    (r"self_attn\.v_proj", "attention.wqkv|2"),
+    (r"self_attn\.o_proj", "attention.wo"),
+    (r"mlp\.gate_proj", "feed_forward.w1"),
+    (r"mlp\.up_proj", "feed_forward.w3"),
+    (r"mlp\.down_proj", "feed_forward.w2"),
+    (r"input_layernorm", "attention_norm"),
+    (r"post_attention_layernorm", "ffn_norm"),
+)
+
 CHATGLM = Spec(
     "ChatGLMModel",
     "ChatGLM 3, GLM-4-9B as first published",
@@ -130,19 +144,7 @@ SPECS = (
         "InternLM2ForCausalLM",
         "InternLM 2 and 2.5",
         "llama",
-        published=(
-            (r"embed_tokens", "tok_embeddings"),
-            (r"^lm_head", "output"),
-            (r"self_attn\.q_proj", "attention.wqkv|0"),
-            (r"self_attn\.k_proj", "attention.wqkv|1"),
-            (r"self_attn\.v_proj", "attention.wqkv|2"),
-            (r"self_attn\.o_proj", "attention.wo"),
-            (r"mlp\.gate_proj", "feed_forward.w1"),
-            (r"mlp\.up_proj", "feed_forward.w3"),
-            (r"mlp\.down_proj", "feed_forward.w2"),
-            (r"input_layernorm", "attention_norm"),
-            (r"post_attention_layernorm", "ffn_norm"),
-        ),
+        published=INTERNLM2,
         by_key_head=True,
         note="compared with Llama, which computes the same",
     ),

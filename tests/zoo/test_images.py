@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zoo import selection
-from tests.zoo.image_specs import SPECS
+from tests.zoo.images import SPECS
 from tests.zoo.server import Zoo
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zoo import selection
-from tests.zoo.pooling_specs import SPECS
+from tests.zoo.pooling import SPECS
 from tests.zoo.server import Zoo
 
 

@@ -1,0 +1,101 @@
+"""Pooling models whose weights ``transformers`` has under other names than the published ones."""
+
+from __future__ import annotations
+
+from tests.zoo import pooling_processors
+from tests.zoo.media import PICTURES, TORCHVISION, shown
+from tests.zoo.pooling_specs import ROPE, SCORE, VISION, PoolingSpec
+from tests.zoo.processors import FIRST
+from tests.zoo.renamed_specs import INTERNLM2
+
+NTK = {"rope_parameters": {"rope_type": "ntk", "rope_theta": 20000.0, "factor": 8.0}}
+# Names of GTE's weights in the checkpoints of Alibaba, which hold "new." before the model's own.
+NEW = (
+    (r"^gte\.", ""),
+    (r"^(?!classifier)", "new."),
+    (r"\.layers\.", ".encoder.layer."),
+    (r"self_attn\.q_proj", "attention.qkv_proj|0"),
+    (r"self_attn\.k_proj", "attention.qkv_proj|1"),
+    (r"self_attn\.v_proj", "attention.qkv_proj|2"),
+    (r"self_attn\.o_proj", "attention.o_proj"),
+    (r"post_attention_layernorm", "attn_ln"),
+    (r"post_mlp_layernorm", "mlp_ln"),
+    (r"mlp\.up_proj", "mlp.up_gate_proj|0"),
+    (r"mlp\.gate_proj", "mlp.up_gate_proj|1"),
+)
+FLASH = (
+    (r"embeddings\.LayerNorm", "emb_ln"),
+    (r"\.layers\.", ".encoder.layers."),
+    (r"self_attn\.q_proj", "mixer.Wqkv|0"),
+    (r"self_attn\.k_proj", "mixer.Wqkv|1"),
+    (r"self_attn\.v_proj", "mixer.Wqkv|2"),
+    (r"self_attn\.o_proj", "mixer.out_proj"),
+    (r"post_attention_layernorm", "norm1"),
+    (r"post_mlp_layernorm", "norm2"),
+)
+
+SPECS = (
+    PoolingSpec(
+        "ColBERTJinaRobertaModel",
+        "Jina ColBERT v2",
+        "xlm-roberta-flash",
+        {
+            "position_embedding_type": "rotary",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+            "lora_alpha": 1,
+            "lora_rank": 4,
+        },
+        auto="JinaColBert",
+        published=FLASH,
+    ),
+    PoolingSpec(
+        "ColModernVBertForRetrieval",
+        "ColModernVBERT",
+        "modernvbert",
+        {
+            # The host takes the rest for granted.
+            "text_config": {
+                "model_type": "modernbert",
+                "vocab_size": 1000,
+                "hidden_size": 192,
+                "intermediate_size": 352,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 6,
+                "max_position_embeddings": 1024,
+            },
+            "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+            "pixel_shuffle_factor": 2,
+            "image_token_id": FIRST,
+            "embedding_dim": 24,
+        },
+        auto="ModernVColBert",
+        processor=pooling_processors.colmodernvbert,
+        cases=shown("", PICTURES, at_once=1)[:-1],
+        published=((r"^model\.vision_model\.(?!vision_model)", r"\g<0>vision_model."),),
+        needs=TORCHVISION,
+    ),
+    PoolingSpec(
+        "GteNewForSequenceClassification",
+        "GTE multilingual reranker",
+        "new",
+        {**ROPE, **NTK, **SCORE},
+        auto="NewGteForSequenceClassification",
+        published=NEW,
+    ),
+    PoolingSpec(
+        "GteNewModel",
+        "GTE multilingual",
+        "new",
+        {**ROPE, **NTK},
+        auto="NewGte",
+        published=NEW,
+    ),
+    PoolingSpec(
+        "InternLM2ForRewardModel",
+        "InternLM2 reward models",
+        "llama",
+        auto="LlamaRewardModel",
+        published=INTERNLM2,
+        by_key_head=True,
+    ),
+)
