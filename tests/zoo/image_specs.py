@@ -13,6 +13,8 @@ VISION = {**tile_specs.VISION, "image_size": SIDE, "patch_size": 14}
 CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
 SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
 LLAMA = {"model_type": "llama"}
+# Gemma 4's, with fewer and larger heads.
+GLOBAL_LAYERS = {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in "13"}
 OWN = (
     MediaSpec(
         "AriaForConditionalGeneration",
@@ -169,7 +171,7 @@ OWN = (
                 "sliding_window": 96,  # an image has 70 tokens
                 "vocab_size_per_layer_input": 1000,
                 "hidden_size_per_layer_input": 32,
-                "per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 64}},
+                "per_layer_config": GLOBAL_LAYERS,
                 "use_bidirectional_attention": "vision",
             },
             "vision_config": {
@@ -205,7 +207,7 @@ OWN = (
                 "num_hidden_layers": 4,
                 "layer_types": ["sliding_attention", "full_attention"] * 2,
                 "sliding_window": 96,  # an image has 70 tokens
-                "per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 64}},
+                "per_layer_config": GLOBAL_LAYERS,
                 "use_bidirectional_attention": "vision",
             },
             "vision_config": {

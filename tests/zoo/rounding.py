@@ -24,9 +24,6 @@ from tests.zoo.media import MediaSpec
 from tests.zoo.run import Failed, Round
 
 FACTOR = 2.0
-# Share of the tokens that do not count: at some of them rounding chooses other experts, in mixtures
-# at more, because the next ones read what those have become.
-WITHOUT, WITHOUT_OF_MIXTURES = 0.02, 0.05
 # Of the prompt that has to come from the cache: a recurrent model's prefixes are found at multiples
 # of up to 512 tokens.
 LONG = 700
@@ -89,8 +86,7 @@ class Judge:
         self.asked = subject(spec, folder)
         model = self.asked.model
         self._exact = self.asked.all_logprobs(model)
-        mixture = any("expert" in name for name, _ in model.named_parameters())
-        self._without = WITHOUT_OF_MIXTURES if mixture else WITHOUT
+        self._without = judge.left_out(model)
         self._cost = functools.cache(self._cost_of_noise)
         self._own = functools.cache(self._cost_of_dtype)
 

@@ -14,4 +14,4 @@ from tests.zoo import judge
 def test_worst_tokens_do_not_count_but_a_lone_one_does(
     errors: list[float], expected: float
 ) -> None:
-    assert judge.rms(torch.tensor(errors)) == pytest.approx(expected)
+    assert judge.rms(torch.tensor(errors), judge.WITHOUT) == pytest.approx(expected)

@@ -213,7 +213,9 @@ OWN = (
             "layer_types": ["sliding_attention", "full_attention"] * 2,
             "vocab_size_per_layer_input": 1000,
             "hidden_size_per_layer_input": 32,
-            "per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 64}},
+            "per_layer_config": {
+                layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in "13"
+            },
         },
     ),
     Spec("GlmForCausalLM", "GLM-4-9B", "glm"),
