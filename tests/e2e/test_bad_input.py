@@ -21,6 +21,7 @@ from tests.e2e.forked_cli import Done, Run, run_all
 from tests.e2e.server import environment, free_port
 
 Change = Callable[[Path], None]
+LAYER = "model.layers.3.mlp.down_proj.weight"
 
 # Only configurations are built: no process is started, no weight is read.
 CONFIGURE = """
@@ -123,12 +124,17 @@ def truncated(folder: Path) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 
 
-def with_codes(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    tensors = load_file(weights)
-    weights.unlink()  # the demo model's own, of which the folder has a link
-    name = "model.layers.3.mlp.down_proj.weight"
-    save_file({**tensors, name: tensors[name].to(torch.int8)}, weights, {"format": "pt"})
+def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+    """model.safetensors with what ``change`` has done to it."""
+
+    def rewrite(folder: Path) -> None:
+        weights = folder / "model.safetensors"
+        tensors = load_file(weights)
+        weights.unlink()  # the demo model's own, of which the folder has a link
+        change(tensors)
+        save_file(tensors, weights, {"format": "pt"})
+
+    return rewrite
 
 
 def text(name: str, content: str) -> Change:
@@ -177,19 +183,13 @@ ONE_OF_EACH = {
         "makes it float8_e4m3fn: correct its quantization_config",
         with_config(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
     ),
-    "numbers that are said to be AWQ's": Mistake(
-        "The checkpoint has nothing for model.layers.0.",
-        with_config(
-            quantization_config={
-                "quant_method": "awq",
-                "bits": 4,
-                "group_size": 32,
-                "zero_point": True,
-            }
-        ),
+    "a layer left out": Mistake(
+        f"The checkpoint has nothing for {LAYER}",
+        with_weights(lambda tensors: tensors.pop(LAYER)),
     ),
     "codes that are said to be numbers": Mistake(
-        "is of int8 in the checkpoint, and its config.json makes it bfloat16", with_codes
+        "is of int8 in the checkpoint, and its config.json makes it bfloat16",
+        with_weights(lambda tensors: tensors.update({LAYER: tensors[LAYER].to(torch.int8)})),
     ),
     "words for a number": Mistake("rope_theta is 'big'", with_config(rope_theta="big")),
     "tokenizer mode": Mistake(
