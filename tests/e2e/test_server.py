@@ -11,6 +11,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types import Completion
 
 from tests.e2e.server import Server
 
@@ -101,15 +102,8 @@ def test_top_k_top_p_and_penalties_run(server: Server, client: openai.OpenAI) ->
     assert reply.choices[0].text
 
 
-def test_client_that_leaves_frees_its_blocks(server: Server, client: openai.OpenAI) -> None:
-    stream = client.completions.create(
-        model=server.model,
-        prompt="Tell me a story",
-        max_tokens=1900,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(stream))
+def test_client_that_leaves_frees_its_blocks(server: Server) -> None:
+    stream = _begin_to_generate(server)
     assert server.metric("vllm:num_requests_running") == 1
     stream.close()
     assert wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
@@ -149,7 +143,8 @@ def test_end_during_generation_leaves_no_process_and_no_file(
         assert left <= {"cpu", "torchinductor"}  # folders that all servers share
 
 
-def _begin_to_generate(running: Server) -> None:
+def _begin_to_generate(running: Server) -> openai.Stream[Completion]:
+    """A long answer, of which the first token has come."""
     client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
     stream = client.completions.create(
         model=running.model,
@@ -159,3 +154,4 @@ def _begin_to_generate(running: Server) -> None:
         extra_body={"ignore_eos": True},
     )
     next(iter(stream))
+    return stream

@@ -12,6 +12,17 @@ from tests.zoo.videos import Video, filmed
 VISION = {**tile_specs.VISION, "image_size": SIDE, "patch_size": 14}
 CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
 SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": False}
+GEMMA4_VISION = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "position_embedding_size": 256,
+    "default_output_length": 70,
+}
 LLAMA = {"model_type": "llama"}
 # Gemma 4's, with fewer and larger heads.
 GLOBAL_LAYERS = {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in "13"}
@@ -174,17 +185,7 @@ OWN = (
                 "per_layer_config": GLOBAL_LAYERS,
                 "use_bidirectional_attention": "vision",
             },
-            "vision_config": {
-                "model_type": "gemma4_vision",
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "head_dim": 32,
-                "position_embedding_size": 256,
-                "default_output_length": 70,
-            },
+            "vision_config": GEMMA4_VISION,
             "audio_config": None,
             "image_token_id": FIRST,
             "boi_token_id": FIRST + 1,

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.zoo import pooling_processors, processors
 from tests.zoo.build import WINDOW, Spec
+from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS
 from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, shown
 from tests.zoo.processors import FIRST
 from tests.zoo.text_specs import GROUPED, ODD_LATENT, YARN
@@ -145,24 +146,11 @@ SPECS = (
             "text_config": {
                 "model_type": "embedding_gemma2_text",
                 **SLIDING,
-                "per_layer_config": {
-                    "1": {"head_dim": 64, "num_key_value_heads": 1},
-                    "3": {"head_dim": 64, "num_key_value_heads": 1},
-                },
+                "per_layer_config": GLOBAL_LAYERS,
                 "hidden_size_per_layer_input": 40,
                 "embedding_dim": 72,
             },
-            "vision_config": {
-                "model_type": "gemma4_vision",
-                "hidden_size": 64,
-                "intermediate_size": 112,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "head_dim": 32,
-                "position_embedding_size": 256,
-                "default_output_length": 70,
-            },
+            "vision_config": GEMMA4_VISION,
             "image_token_id": FIRST,
             "boi_token_id": FIRST + 1,
             "eoi_token_id": FIRST + 2,
