@@ -121,6 +121,23 @@ struct TokenScales {
   }
 };
 
+// Tokens whose values are summed before they meet the sum of those before them.
+#if defined(CPU_BACKEND_TILES)
+constexpr int64_t kSummedTokens = kTileDepth;
+#else
+constexpr int64_t kSummedTokens = 16;
+#endif
+
+// Where a partition's rows that see nothing before `visible` begin; the mask hides what lies in
+// between.  At the distance of whole sums from the page's first token in the partition: so which
+// ones are summed together, and with that the result, does not depend on the rows of the item.
+CPU_BACKEND_INLINE int64_t segment_begin(int64_t part_begin, int64_t visible, int64_t block_size) {
+  if (visible <= part_begin) return part_begin;
+  const int64_t page = visible / block_size * block_size;
+  const int64_t first = page > part_begin ? page : part_begin;
+  return first + (visible - first) / kSummedTokens * kSummedTokens;
+}
+
 // What a row may see: [begin, end) of the sequence; position is its own.
 struct RowMask {
   int64_t position, begin, end;
@@ -380,9 +397,7 @@ void attend_as(const AttendArgs& args, const AttendItem& item, float* scratch_ba
   for (int32_t part = item.part_begin; part < item.part_end; ++part) {
     const int64_t part_begin = static_cast<int64_t>(part) * kPartitionTokens;
     const int64_t part_end = part_begin + kPartitionTokens;
-    // Segments start at multiples of the vector length; the mask hides what lies before.
-    const int64_t first = visible_begin / 16 * 16;
-    const int64_t begin = part_begin > first ? part_begin : first;
+    const int64_t begin = segment_begin(part_begin, visible_begin, args.cache.block_size);
     const int64_t end = part_end < visible_end ? part_end : visible_end;
     const bool apart = item.partial >= 0;
     const SoftmaxState state =

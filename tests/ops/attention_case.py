@@ -117,16 +117,21 @@ def halves(pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_case(
-    shape: Shape, dtype: torch.dtype, seeded: torch.Generator, cache: Cache = PLAIN
+    shape: Shape,
+    dtype: torch.dtype,
+    seeded: torch.Generator,
+    cache: Cache = PLAIN,
+    values: list[torch.Tensor] | None = None,
 ) -> Case:
-    """Random tokens, written by cpu_attn_reshape_and_cache in one call."""
+    """Random tokens, written by cpu_attn_reshape_and_cache in one call; ``values`` in place of
+    random ones, if given."""
 
     def random(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=seeded).to(dtype)
 
     query = random(sum(shape.query_lens), shape.heads, shape.head_dim)
     keys = [2 * random(n, shape.kv_heads, shape.head_dim) for n in shape.seq_lens]
-    values = [random(n, shape.kv_heads, shape.head_dim) for n in shape.seq_lens]
+    values = values or [random(n, shape.kv_heads, shape.head_dim) for n in shape.seq_lens]
     width = max(1, *(-(-n // shape.block_size) for n in shape.seq_lens), 1)
     blocks = len(shape.seq_lens) * width + 2
     order = torch.randperm(blocks, generator=seeded).int()

@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.attention_case import QUANTIZED, Cache, Shape, check, make_case, merges, plan, run
+from tests.ops.attention_case import (
+    PLAIN,
+    QUANTIZED,
+    Cache,
+    Case,
+    Shape,
+    check,
+    make_case,
+    merges,
+    plan,
+    run,
+)
 from tests.reference.attention import Masking, attend
 
 CAUSAL = Masking()
@@ -147,11 +158,33 @@ def test_result_of_a_token_does_not_depend_on_chunked_prefill(
     whole = make_case(Shape((60,), (60,)), dtype, seeded)
     together = run(whole, CAUSAL)
     for begin, end in [(0, 17), (17, 45), (45, 46), (46, 60)]:
-        shape = Shape((end - begin,), (end,))
-        chunk = type(whole)(
-            shape, whole.query[begin:end], whole.keys, whole.values, whole.pages, whole.block_table
-        )
-        assert torch.equal(run(chunk, CAUSAL), together[begin:end])
+        assert torch.equal(run(_chunk(whole, begin, end), CAUSAL), together[begin:end])
+
+
+@pytest.mark.parametrize("cache", [PLAIN, *QUANTIZED], ids=str)
+@pytest.mark.parametrize("block_size", [16, 48, 80, 128])
+def test_result_of_a_token_does_not_depend_on_how_far_back_its_chunk_sees(
+    block_size: int, cache: Cache, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    """Chunks around the first partition's end, so that pages begin anywhere in the second.  Weights
+    are equal, and the values of a window cancel: what is left is what their order makes of it."""
+    shape = Shape((620,), (620,), 8, 1, block_size=block_size)
+    sizes = torch.rand((16, 1, shape.head_dim), generator=seeded) * 24 - 12
+    value = (torch.randn(sizes.shape, generator=seeded) * sizes.exp2()).to(dtype)
+    values = torch.cat([value, -value]).repeat(20, 1, 1)[: shape.seq_lens[0]]
+    whole = make_case(shape, dtype, seeded, cache, [values])
+    whole = replace(whole, query=torch.zeros_like(whole.query))
+    masking = Masking(window=64)
+    together = run(whole, masking)
+    for begin in range(480, 600, 3):
+        for end in (begin + 1, begin + 11):
+            assert torch.equal(run(_chunk(whole, begin, end), masking), together[begin:end])
+
+
+def _chunk(whole: Case, begin: int, end: int) -> Case:
+    """The tokens [begin, end) of a case of one request that is all prompt."""
+    shape = replace(whole.shape, query_lens=(end - begin,), seq_lens=(end,))
+    return replace(whole, shape=shape, query=whole.query[begin:end])
 
 
 @pytest.mark.parametrize("cache", QUANTIZED, ids=str)
