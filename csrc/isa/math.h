@@ -100,6 +100,18 @@ CPU_BACKEND_INLINE Vec erfc(Vec x) {
   return select(x < 0.0f, 2.0f - tail, tail);
 }
 
+// The same for what is rounded to 16 bits, to 1.5e-5 up to |x| = 9 (minimax 7.3e-6); 0 from 9.4 on.
+// x is a number.
+CPU_BACKEND_INLINE Vec erfc_for_16_bits(Vec x) {
+  static constexpr float kP[] = {-0.154720575f, 0.430633538f, -0.0328715726f,
+                                 0.288524504f,  0.227869726f, 0.240571683f};
+  constexpr float kLog2e = 1.44269504088896341f;
+  const Vec a = min(abs(x), broadcast(10.0f));
+  const Vec t = reciprocal(a * 0.425f + 1.0f);
+  const Vec tail = exp2_for_bf16(a * a * -kLog2e) * (t * polynomial(t, kP));
+  return select(x < 0.0f, 2.0f - tail, tail);
+}
+
 // Natural logarithm of positive normal numbers.  At most 1 ulp.
 CPU_BACKEND_INLINE Vec log(Vec x) {
   VecU u = as_bits(x);

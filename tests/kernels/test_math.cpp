@@ -53,6 +53,7 @@ const Range kRanges[] = {
     {"tanh", &Probe::tanh, exact_tanh, -100.0f, 100.0f, 1.5},
     {"erfc below 1", &Probe::erfc, exact_erfc, -100.0f, 1.0f, 9.0},
     {"erfc above 1", &Probe::erfc, exact_erfc, 1.0f, 9.0f, 70.0},
+    {"erfc for 16 bits", &Probe::erfc_for_16_bits, exact_erfc, -100.0f, 9.0f, 220.0},
     {"log", &Probe::log, exact_log, 0x1p-126f, 3.4e38f, 1.0},
     {"log near 1", &Probe::log, exact_log, 0.5f, 2.0f, 1.0},
 };
@@ -116,6 +117,8 @@ void test_math_special_values() {
       {"erfc", &Probe::erfc, -inf, 2.0f},
       {"erfc", &Probe::erfc, 0.0f, 1.0f},
       {"erfc", &Probe::erfc, nan, nan},
+      {"erfc for 16 bits", &Probe::erfc_for_16_bits, inf, 0.0f},
+      {"erfc for 16 bits", &Probe::erfc_for_16_bits, -inf, 2.0f},
       {"log", &Probe::log, 1.0f, 0.0f},
   };
   for_each_target([&](const KernelTable& table) {

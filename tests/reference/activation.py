@@ -19,7 +19,8 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    # (1 + tanh(y)) / 2, which cancels where y is far below zero.
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
 def gelu_quick(x: torch.Tensor) -> torch.Tensor:
