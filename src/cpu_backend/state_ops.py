@@ -81,9 +81,11 @@ def state_scan(
     gate: torch.Tensor | None,
     dt_bias: torch.Tensor | None,
     sequences: StepSequences,
+    *,
+    softplus: bool = True,
 ) -> None:
     """The state-space recurrence of a step's sequences into ``out``; see
-    ``csrc/kernels/state_scan.h`` for the shapes."""
+    ``csrc/kernels/state_scan.h`` for the shapes.  softplus: of the time steps."""
     torch.ops.cpu_backend.state_scan(
-        out, states, x, dt, a, b, c, d, gate, dt_bias, True, *sequences
+        out, states, x, dt, a, b, c, d, gate, dt_bias, softplus, *sequences
     )

@@ -2,7 +2,8 @@
 tokens are those of the same engine without drafts, alone, in batches, chunks and from the prefix
 cache, with steps recorded.
 
-Small random models of the zoo: Mamba-2, short convolutions, gated delta nets and Kimi's.
+Small random models of the zoo: Mamba-2, short convolutions, gated delta nets and Kimi's, lightning
+attention.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Granite 4": ("GraniteMoeHybridForCausalLM", NGRAM, {}),
     "Kimi Linear": ("KimiLinearForCausalLM", NGRAM, {}),
     "LFM2": ("Lfm2ForCausalLM", NGRAM, {}),
+    "Ling 2.5": ("BailingMoeV2_5ForCausalLM", NGRAM, {}),
+    "Ling 2.5 on two ranks": ("BailingMoeV2_5ForCausalLM", NGRAM, {"tensor_parallel_size": 2}),
     "Nemotron-H": ("NemotronHForCausalLM", NGRAM, {}),
     "OLMo Hybrid": ("OlmoHybridForCausalLM", NGRAM, {}),
     "Qwen3-Next": ("Qwen3NextForCausalLM", NGRAM, {}),

@@ -36,6 +36,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, TokenClassifierOutput
 
+from tests.zoo.ling import (  # build looks for them here
+    BailingMoeForCausalLM,  # noqa: F401
+    BailingMoeV2_5ForCausalLM,  # noqa: F401
+)
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host

@@ -1,5 +1,6 @@
-"""Architectures that ``transformers`` has no class of its own for, but one that computes the same:
-its weights are written as the published ones are, and its config has what the host looks for."""
+"""Architectures that ``transformers`` has no class of its own for, but one that computes the same,
+or the parts of one that the zoo makes: its weights are written as the published ones are, and its
+config has what the host looks for."""
 
 from __future__ import annotations
 
@@ -37,6 +38,42 @@ LING: dict[str, Any] = {
     "use_bias": False,
     "use_qkv_bias": False,
     "embedding_dropout": 0.0,
+}
+LING_NAMES = (
+    (r"embed_tokens", "word_embeddings"),
+    (r"self_attn\.q_proj", "attention.query_key_value|0"),
+    (r"self_attn\.k_proj", "attention.query_key_value|1"),
+    (r"self_attn\.v_proj", "attention.query_key_value|2"),
+    (r"self_attn\.o_proj", "attention.dense"),
+    (r"self_attn\.q_norm", "attention.query_layernorm"),
+    (r"self_attn\.k_norm", "attention.key_layernorm"),
+    (r"gate\.e_score_correction_bias", "gate.expert_bias"),
+)
+LING_1: dict[str, Any] = {
+    **{name: value for name, value in LING.items() if name not in ("n_group", "topk_group")},
+    "use_qk_norm": False,
+    "partial_rotary_factor": 1.0,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "score_function": "softmax",
+    "moe_router_enable_expert_bias": False,
+    "n_shared_experts": 2,
+    "num_shared_experts": 2,
+}
+# Layers 0 and 2 attend linearly; heads that fill no vector, fewer groups of a norm than heads.
+LING_2_5: dict[str, Any] = {
+    **{name: value for name, value in LING.items() if name != "num_key_value_heads"},
+    "num_hidden_layers": 4,
+    "layer_group_size": 2,
+    "head_dim": 40,
+    "group_norm_size": 2,
+    "linear_silu": False,
+    "num_key_value_heads": BASE["num_attention_heads"],
+    "q_lora_rank": 64,
+    "kv_lora_rank": 72,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
 }
 
 INTERNLM2 = (
@@ -94,21 +131,36 @@ CHATGLM = Spec(
 
 SPECS = (
     Spec(
+        "BailingMoeForCausalLM",
+        "Ling 1",
+        "bailing_moe",
+        LING_1,
+        auto="",
+        published=(*LING_NAMES, (r".*gate\.expert_bias", "")),
+        note="compared with GLM-4.5 and a router in plain torch",
+    ),
+    Spec(
         "BailingMoeV2ForCausalLM",
         "Ling 2.0",
         "glm4_moe",
         LING,
+        published=LING_NAMES,
+        note="compared with GLM-4.5, which computes the same",
+    ),
+    Spec(
+        "BailingMoeV2_5ForCausalLM",
+        "Ling 2.5, Ring 2.5",
+        "bailing_hybrid",
+        LING_2_5,
+        auto="",
         published=(
             (r"embed_tokens", "word_embeddings"),
-            (r"self_attn\.q_proj", "attention.query_key_value|0"),
-            (r"self_attn\.k_proj", "attention.query_key_value|1"),
-            (r"self_attn\.v_proj", "attention.query_key_value|2"),
             (r"self_attn\.o_proj", "attention.dense"),
-            (r"self_attn\.q_norm", "attention.query_layernorm"),
-            (r"self_attn\.k_norm", "attention.key_layernorm"),
+            (r"self_attn", "attention"),
             (r"gate\.e_score_correction_bias", "gate.expert_bias"),
         ),
-        note="compared with GLM-4.5, which computes the same",
+        note="compared with DeepSeek V3's layers and a linear attention in plain torch, token by "
+        "token, whose decay falls from layer to layer as the host has it",
     ),
     CHATGLM,
     replace(

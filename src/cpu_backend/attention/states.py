@@ -132,13 +132,18 @@ class StateMetadataBuilder(ShortConvAttentionMetadataBuilder):
         )
 
 
+def metadata_of(layer: Any) -> StateMetadata | None:
+    """This step's for a layer of the host's; None while the host profiles."""
+    steps = get_forward_context().attn_metadata
+    return None if steps is None else steps[layer.prefix]
+
+
 def step_of(layer: Any) -> tuple[StateMetadata, torch.Tensor, Any] | None:
     """This step's metadata for a layer of the host's, its convolution's states [slots, channels,
     taps] and its recurrent ones, if any; None while the host profiles."""
-    steps = get_forward_context().attn_metadata
-    if steps is None:
+    if (metadata := metadata_of(layer)) is None:
         return None
     conv_states, *states = layer.kv_cache
     if not is_conv_state_dim_first():
         conv_states = conv_states.transpose(1, 2)
-    return steps[layer.prefix], conv_states, states[0] if states else None
+    return metadata, conv_states, states[0] if states else None
