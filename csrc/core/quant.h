@@ -49,6 +49,8 @@ struct QuantLayout {
   // At most so many steps of 16-bit activations and 8-bit codes sum to less than 2^31.
   static constexpr int64_t kSegmentSteps = 16;
   static constexpr int64_t kLevelChannels = 32;
+  // At most so many rows meet codes with levels as they are.
+  static constexpr int64_t kLevelRows = 4;
 
   int bits;  // 4 or 8
   ZeroKind zero;
@@ -84,11 +86,16 @@ struct QuantLayout {
     return (groups() - 1) * segments_of(group) + segments_of(last_group());
   }
 
-  // Whether 4-bit codes stand for 8-bit ones, and what then meets the activations.
+  // Levels: sums of the activations of a row that bases are multiplied with.
+  CPU_BACKEND_MEMBER int64_t pieces() const {
+    return zero == ZeroKind::kLevels ? ceil_div(k, kLevelChannels) : 0;
+  }
+
+  // Whether 4-bit codes stand for 8-bit ones, and those.
   CPU_BACKEND_MEMBER bool expands() const {
     return zero == ZeroKind::kLevels || kind == CodeKind::kE2m1;
   }
-  CPU_BACKEND_MEMBER QuantLayout multiplied() const {
+  CPU_BACKEND_MEMBER QuantLayout expanded() const {
     QuantLayout layout = *this;
     if (expands()) {
       layout.bits = 8;
@@ -96,6 +103,10 @@ struct QuantLayout {
       layout.kind = CodeKind::kInteger;
     }
     return layout;
+  }
+  // What meets `m` rows of activations.
+  CPU_BACKEND_MEMBER QuantLayout multiplied(int64_t m) const {
+    return zero == ZeroKind::kLevels && m <= kLevelRows ? *this : expanded();
   }
 };
 
@@ -147,7 +158,7 @@ struct QuantRows {
 
 // Turns rows of activations into the integers that quant_gemm() reads.
 struct QuantRowsArgs {
-  QuantLayout layout;  // QuantLayout::multiplied()
+  QuantLayout layout;  // QuantLayout::multiplied(rows.m)
   ConstData x;         // [m, channels] of the storage type
   int64_t x_stride;
   int64_t channels_in;         // columns of x

@@ -8,8 +8,9 @@
 //                     whole numbers all through, so that no group of 32 needs arithmetic in fp32.)
 // CodeKind::kE2m1     code8 = 128 + twice the number (OCP Microscaling Formats 1.0), from a table.
 //
-// A product of few rows expands a group at a time, which stays in L1, one of many rows a panel at a
-// time: all rows of the product then meet 8-bit codes, and both ways give the same numbers.
+// A product of one tile of rows expands a group at a time, which stays in L1, one of several tiles a
+// panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Levels are
+// not expanded for up to QuantLayout::kLevelRows rows (kernels/quant_tile.h).
 #pragma once
 
 #include "core/quant.h"
@@ -103,7 +104,7 @@ static inline const char* expand_group(const QuantLayout& layout, const char* fr
 
 // A whole panel.
 static inline int64_t expanded_panel_bytes(const QuantLayout& layout) {
-  QuantLayout expanded = layout.multiplied();
+  QuantLayout expanded = layout.expanded();
   expanded.bits = 8;
   return panel_bytes(expanded);
 }

@@ -8,7 +8,8 @@
 //           group that is the whole product, so W8A8 is its integer definition.  Segments are added
 //           in fp32 in the order of k; bias is added in fp32; one rounding, on store.  kOffset:
 //           a_scale * scale * dot + a_scale * sum * zero, the last product in fp32.
-//           kLevels, kE2m1: the product of the 8-bit codes that kernels/quant_expand.h makes.
+//           kLevels, kE2m1: the product of the 8-bit codes that kernels/quant_expand.h makes; few
+//           rows get the same whole numbers of levels in another order (dot_levels()).
 // Tiles     kernels/quant_tile.h in registers; where the target has matrix tiles, many rows take
 //           kernels/quant_matrix.h, with the same results.
 // Threads   none: rows x panels given by the caller; scratch of quant_scratch_floats() per thread.
@@ -30,6 +31,7 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, int
   const QuantLayout& layout = args.layout;
   const int64_t segment = layout.segment_steps();
   TileRows a(args, row, Tile::rows(rows));
+  packed.pieces = a.pieces;
   Tile tile(layout, rows, block, scratch);
   for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
     const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
@@ -58,7 +60,7 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, int
 
 // One row takes up to four panels side by side: as many streams of memory, which a core reads
 // faster than one (int8 by a third).  Sums of quads in 16 bits would no longer fit the registers,
-// and codes with levels, expanded for four panels in turn, were 10 to 40 % slower than for one.
+// and codes expanded for four panels in turn were 10 to 40 % slower than for one.
 constexpr int64_t kSideBySide = 4;
 
 CPU_BACKEND_INLINE bool are_side_by_side(const QuantLayout& layout) {
@@ -142,9 +144,10 @@ CPU_BACKEND_INLINE int64_t tile_rows_of(const QuantGemmArgs& args) {
 template <class T>
 void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
   QuantGemmArgs multiplied = args;
-  multiplied.layout = args.layout.multiplied();
+  multiplied.layout = args.layout.multiplied(args.rows.m);
   const bool matrix = in_matrix(args.rows);
-  const bool expands = args.layout.expands() || (matrix && args.layout.bits == 4);
+  const bool expands =
+      multiplied.layout.bits != args.layout.bits || (matrix && args.layout.bits == 4);
   float* const beside = scratch + kResultFloats;
   char* const expanded = reinterpret_cast<char*>(beside + kTileFloats);
   const int64_t count = rows.end - rows.begin;

@@ -4,7 +4,8 @@
 // Row       quant_row_bytes() bytes: codes of every step, then float scales [segments], then what
 //           the products of each segment start from, int32 [segments]: minus the sum of the codes,
 //           times the middle of the weight's codes where that is the zero; with ZeroKind::kOffset
-//           the sum times the scale, fp32, which is all that an offset is multiplied with.  A step
+//           the sum times the scale, fp32, which is all that an offset is multiplied with.  With
+//           ZeroKind::kLevels then the sums of every kLevelChannels codes, int32 [pieces].  A step
 //           is 8 channels in the order in which the weight has them; what a group lacks to full
 //           steps is zero.
 // Tile      `tile_rows` neighbouring rows, the last tile fewer, step by step and segment by segment
@@ -87,7 +88,7 @@ static inline int64_t row_codes_bytes(const QuantLayout& layout) {
   return row_steps(layout) * QuantLayout::kStep * channel_bytes(layout);
 }
 static inline int64_t quant_row_bytes(const QuantLayout& layout) {
-  return round_up(row_codes_bytes(layout) + layout.segments() * 8, 64);
+  return round_up(row_codes_bytes(layout) + layout.segments() * 8 + layout.pieces() * 4, 64);
 }
 
 // A row under construction among the `together` rows of its tile.
@@ -95,6 +96,7 @@ struct QuantRow {
   char* codes;
   float* scales;
   int32_t* starts;
+  int32_t* pieces;
   int64_t together;
   int64_t part = 1, done = 0;  // steps of a row that lie together, and how many of them are written
   bool planes = false;
@@ -112,6 +114,7 @@ struct QuantRow {
     codes = tile + (r - first) * part * step;
     scales = reinterpret_cast<float*>(tile + together * row_codes_bytes(layout)) + (r - first);
     starts = reinterpret_cast<int32_t*>(scales + together * layout.segments());
+    pieces = starts + together * layout.segments();
   }
   // Whole steps of channels of kBytes each; with planes the lower bytes lie `lower` behind.
   template <int kBytes>
@@ -136,6 +139,10 @@ struct QuantRow {
       codes += together * kStepBytes;
     }
   }
+  CPU_BACKEND_INLINE void end_piece(int32_t sum) {
+    *pieces = sum;
+    pieces += together;
+  }
   CPU_BACKEND_INLINE void end_segment(const QuantLayout& layout, float scale, int32_t sum) {
     constexpr char kZeros[QuantLayout::kStep] = {};
     while (kHasTiles && done > 0) add_steps<1>(kZeros, QuantLayout::kStep);
@@ -150,7 +157,8 @@ struct QuantRow {
       case ZeroKind::kOffset:
         store_raw(starts, static_cast<float>(sum) * scale);
         break;
-      case ZeroKind::kLevels:  // is multiplied as kMiddle
+      case ZeroKind::kLevels:
+        *starts = -sum * 128;
         break;
     }
     scales += together;
@@ -202,6 +210,23 @@ CPU_BACKEND_INLINE int32_t add_codes(int64_t size, bool quads, QuantRow& row, co
     row.add_steps<2>(narrow, size);
   }
   return sum_lanes(sum);
+}
+
+// The same for all of a segment of at most kBlock codes, whose pieces the row keeps the sums of.
+template <class Code>
+CPU_BACKEND_INLINE int32_t add_pieces(const QuantLayout& layout, int64_t size, bool quads,
+                                      QuantRow& row, const Code& code) {
+  if (layout.zero != ZeroKind::kLevels) return add_codes(size, quads, row, code);
+  int32_t total = 0;
+  for (int64_t first = 0; first < size; first += QuantLayout::kLevelChannels) {
+    const int64_t left = size - first;
+    const int32_t sum =
+        add_codes(left < QuantLayout::kLevelChannels ? left : QuantLayout::kLevelChannels, quads,
+                  row, [&](int64_t i) CPU_BACKEND_LAMBDA { return code(first + i); });
+    row.end_piece(sum);
+    total += sum;
+  }
+  return total;
 }
 
 // Least and largest of a row or segment; infinity and NaN are both above every number.
@@ -322,7 +347,7 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           if (per_segment) {
             rounding = Rounding::by_magnitude(range_of(values, size).max_magnitude(), highest);
           }
-          sum += add_codes(size, quads, row, [&](int64_t i) CPU_BACKEND_LAMBDA {
+          sum += add_pieces(layout, size, quads, row, [&](int64_t i) CPU_BACKEND_LAMBDA {
             return rounding(load(values + i));
           });
         }
@@ -405,8 +430,8 @@ static inline void quantize_given(const QuantGivenArgs& args, Slice rows) {
         int32_t codes[kBlock] = {};
         // NOLINTNEXTLINE(bugprone-signed-char-misuse): numbers, not characters
         for (int64_t i = 0; i < n; ++i) codes[i] = x[k + i];
-        sum += add_codes(round_up(n, QuantLayout::kStep), quads, row,
-                         [&](int64_t i) CPU_BACKEND_LAMBDA { return load_raw<VecI>(codes + i); });
+        sum += add_pieces(layout, round_up(n, QuantLayout::kStep), quads, row,
+                          [&](int64_t i) CPU_BACKEND_LAMBDA { return load_raw<VecI>(codes + i); });
       }
       row.end_segment(layout, args.scales[r * args.scale_stride], sum);
     }

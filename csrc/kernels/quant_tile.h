@@ -25,7 +25,8 @@ struct TileCodes {
   int64_t stride;
   const char* ahead;
   int64_t ahead_step;
-  bool alone;  // the only tile of these codes, which it must wait for
+  bool alone;             // the only tile of these codes, which it must wait for
+  const int32_t* pieces;  // ZeroKind::kLevels: sums of the rows' activations
   const QuantLayout* packed;
   char* expanded;  // where a group becomes codes of 8 bits; null: it need not
 
@@ -218,16 +219,46 @@ CPU_BACKEND_INLINE void dot_steps(IntTile<kRows, kPanels>& tile, const char* a, 
   }
 }
 
+// Codes with levels that meet the activations as they are: every kLevelChannels channels add
+//   dot(a, step * code + base) = step * dot(a, code) + base * sum(a),
+// the same whole numbers that the expanded codes give.
+template <bool kQuads, bool kFetch, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_levels(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
+                                   int64_t steps) {
+  constexpr int64_t kSteps = QuantLayout::kLevelChannels / QuantLayout::kStep;
+  constexpr int64_t kRowStep = kQuads ? kQuadsStep : kPairsStep;
+  for (; steps > 0; steps -= kSteps, a += kSteps * kRows * kRowStep, codes.pieces += kRows) {
+    const char* levels = codes.at;
+    codes.at += kLevelsBytes;
+    IntTile<kRows, kPanels> dots{};
+    if (steps >= kSteps) {
+      dot_steps<4, kQuads, kFetch>(dots, a, codes, kSteps);
+    } else {
+      dot_steps<4, kQuads, kFetch>(dots, a, codes, steps);
+    }
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kPanelVecs; ++v) {
+        const VecU level = widen_bits(load_raw<VecH>(levels + p * codes.stride + 2 * v * kLanes));
+        for (int r = 0; r < kRows; ++r)
+          tile.sum[p][r][v] += (VecI)((level & 0xffu) * (VecU)dots.sum[p][r][v] +
+                                      (level >> 8) * (VecU)broadcast(codes.pieces[r]));
+      }
+    }
+  }
+}
+
 // The quantized rows of a tile at one segment; kernels/quant_rows.h.
 struct TileRows {
   const char* codes;
   const float* scales;
   const int32_t* starts;
+  const int32_t* pieces;
 
   CPU_BACKEND_INLINE TileRows(const QuantGemmArgs& args, int64_t row, int64_t rows)
       : codes(static_cast<const char*>(args.rows.data) + row * quant_row_bytes(args.layout)),
         scales(reinterpret_cast<const float*>(codes + rows * row_codes_bytes(args.layout))),
-        starts(reinterpret_cast<const int32_t*>(scales + rows * args.layout.segments())) {}
+        starts(reinterpret_cast<const int32_t*>(scales + rows * args.layout.segments())),
+        pieces(starts + rows * args.layout.segments()) {}
   CPU_BACKEND_INLINE void end_segment(int64_t rows, int64_t bytes) {
     scales += rows;
     starts += rows;
@@ -243,6 +274,7 @@ CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group
                                     VecI (&sum)[kRows][kPanelVecs]) {
   switch (layout.zero) {
     case ZeroKind::kMiddle:
+    case ZeroKind::kLevels:
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
@@ -259,7 +291,6 @@ CPU_BACKEND_INLINE void start_panel(const QuantLayout& layout, const char* group
       }
       return;
     case ZeroKind::kOffset:
-    case ZeroKind::kLevels:  // is multiplied as kMiddle
       return;
   }
 }
@@ -308,7 +339,13 @@ class RegisterTile {
     IntTile<kRows, kPanels> tile{};
 #pragma GCC unroll 4
     for (int p = 0; p < kPanels; ++p) start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
-    if (kRows == 1 || codes.alone) {
+    if (kBits == 4 && kRows <= QuantLayout::kLevelRows && layout.zero == ZeroKind::kLevels) {
+      if (kRows == 1 || codes.alone) {
+        dot_levels<kQuads, true>(tile, a.codes, codes, steps);
+      } else {
+        dot_levels<kQuads, false>(tile, a.codes, codes, steps);
+      }
+    } else if (kRows == 1 || codes.alone) {
       dot_steps<kBits, kQuads, true>(tile, a.codes, codes, steps);
     } else {
       dot_steps<kBits, kQuads, false>(tile, a.codes, codes, steps);

@@ -40,8 +40,10 @@ struct ItemTiles {
 }  // namespace
 
 int64_t product_row_bytes(const PackedLinear& weight) {
-  return weight.quantized ? kernels().quant_row_bytes(weight.quantized->layout.multiplied())
-                          : padded_depth(weight.k) * weight.packed.element_size();
+  if (!weight.quantized) return padded_depth(weight.k) * weight.packed.element_size();
+  const QuantLayout& layout = weight.quantized->layout;
+  return std::max(kernels().quant_row_bytes(layout.multiplied(1)),
+                  kernels().quant_row_bytes(layout.expanded()));
 }
 
 int64_t product_scratch_floats(const PackedLinear& weight) {
@@ -53,13 +55,13 @@ GemmPlan Product::plan(int64_t threads) const {
   const GemmShape shape{m, weight->n, weight->k, kernels().panel_count(weight->n, weight->parts),
                         epilogue.gated ? 2 : 1};
   const int64_t item_rows = weight->quantized
-                                ? ItemTiles(weight->quantized->layout.multiplied(), m).rows
+                                ? ItemTiles(weight->quantized->layout.multiplied(m), m).rows
                                 : kernels().gemm_item_rows(dtype, m, weight->k);
   return plan_gemm(shape, item_rows, threads);
 }
 
 QuantRows Product::quant_rows() const {
-  return {rows, m, ItemTiles(weight->quantized->layout.multiplied(), m).tile_rows};
+  return {rows, m, ItemTiles(weight->quantized->layout.multiplied(m), m).tile_rows};
 }
 
 void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
@@ -72,7 +74,7 @@ void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
   }
   const QuantizedWeight& quantized = *weight->quantized;
   QuantRowsArgs args{};
-  args.layout = quantized.layout.multiplied();
+  args.layout = quantized.layout.multiplied(m);
   args.x = x;
   args.x_stride = x_stride;
   args.channels_in = weight->k;

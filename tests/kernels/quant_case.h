@@ -159,7 +159,7 @@ struct QuantProblem {
   }
 
   QuantizedRows quantize(const KernelTable& table, int64_t tile_rows) const {
-    const QuantLayout multiplied = layout.multiplied();
+    const QuantLayout multiplied = layout.multiplied(m);
     QuantizedRows to(table, multiplied, m, tile_rows);
     const QuantRowsArgs args{multiplied,     x.data(),      x.stride(),   channels_in,
                              channel_list(), &static_scale, &static_zero, to.rows};

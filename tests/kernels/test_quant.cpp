@@ -77,13 +77,17 @@ void test_quant_gemm_is_the_integer_definition() {
 const Registration a("quant/test_quant_gemm_is_the_integer_definition",
                      test_quant_gemm_is_the_integer_definition);
 
-// By the definition, and to the bit what the 8-bit codes give that others stand for: one tile,
-// which expands as it goes, and several, which find a panel expanded.
+// By the definition, and to the bit what the 8-bit codes give that others stand for: few rows,
+// which meet levels as they are, one tile, which expands as it goes, and several, which find a
+// panel expanded.
 void check_expanded(const KernelTable& table, const QuantLayout& layout, int64_t m, int64_t turn) {
   const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
-  check_product(table, problem, table.quant_tile_rows, turn % 2 == 0);
+  const int64_t tile_rows =
+      m <= QuantLayout::kLevelRows && turn % 2 == 0 ? 3 : table.quant_tile_rows;
+  check_product(table, problem, tile_rows, turn % 2 == 0);
   QuantProblem expanded = problem;
-  expanded.layout = layout.multiplied();
+  expanded.layout = layout.expanded();
+  const QuantizedRows rows8 = expanded.quantize(table, tile_rows);  // in the order of the codes
   expanded.channels_in = layout.k;
   expanded.codes.resize(static_cast<size_t>(layout.n * layout.k));
   for (int64_t column = 0; column < layout.n; ++column)
@@ -91,12 +95,12 @@ void check_expanded(const KernelTable& table, const QuantLayout& layout, int64_t
       expanded.codes[static_cast<size_t>(column * layout.k + i)] =
           static_cast<uint8_t>(problem.weight(column, i) + 128);
   expanded.channels.clear();
-  const QuantizedRows rows = problem.quantize(table, table.quant_tile_rows);
+  const QuantizedRows rows = problem.quantize(table, tile_rows);
   const std::vector<unsigned char> packed = problem.pack(table);
   const std::vector<unsigned char> packed8 = expanded.pack(table);
   Buffer c(problem.type, m, layout.n), c8(problem.type, m, layout.n);
   run(table, problem.type, problem.gemm_args(rows, packed, c, false), turn % 3 + 1, 2);
-  run(table, problem.type, expanded.gemm_args(rows, packed8, c8, false), 1, 3);
+  run(table, problem.type, expanded.gemm_args(rows8, packed8, c8, false), 1, 3);
   expect(c == c8, "%s: not the product of 8-bit codes", label_of(problem).c_str());
 }
 
@@ -107,7 +111,7 @@ void for_each_expanded(const Check& check) {
     for (Activations activations : {Activations::kInt16, Activations::kInt8})
       for (int64_t k : {1, 7, 31, 64, 100, 128, 130, 200, 300})
         for (int64_t group : {int64_t{32}, int64_t{96}, int64_t{128}, k})
-          for (int64_t m : {1, 2, 13, 30}) {
+          for (int64_t m : {1, 2, 4, 13, 30}) {
             if (group > k) continue;
             ++turn;
             const int64_t n = (turn % 5 + 1) * table.panel_width / 2 + turn % 3;
