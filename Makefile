@@ -141,7 +141,7 @@ test: new-report kernel-test python-test  ## test every layer, in 20 to 30 minut
 
 test-all: test test-rest  ## the same and all that is slow or foreign: everything .ci/run tests
 
-test-rest: slow-test foreign-kernel-test install-test
+test-rest: slow-test install-test foreign-kernel-test
 	@$(REPORT) show
 
 new-report: $(STAMPS)/venv

@@ -8,9 +8,9 @@
 //                     whole numbers all through, so that no group of 32 needs arithmetic in fp32.)
 // CodeKind::kE2m1     code8 = 128 + twice the number (OCP Microscaling Formats 1.0), from a table.
 //
-// A product of one tile of rows expands a group at a time, which stays in L1, one of several tiles a
-// panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Levels are
-// not expanded for up to QuantLayout::kLevelRows rows (kernels/quant_tile.h).
+// A product of one tile of rows expands a group at a time, which stays in L1, one of several tiles
+// a panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Levels
+// are not expanded for up to QuantLayout::kLevelRows rows (kernels/quant_tile.h).
 #pragma once
 
 #include "core/quant.h"
