@@ -160,7 +160,8 @@ SPECS = (
             (r"gate\.e_score_correction_bias", "gate.expert_bias"),
         ),
         note="compared with DeepSeek V3's layers and a linear attention in plain torch, token by "
-        "token, whose decay falls from layer to layer as the host has it",
+        "token, with the decay of each layer as the host has it; published code gives a layer that "
+        "of the one before",
     ),
     CHATGLM,
     replace(
