@@ -10,6 +10,12 @@ from cpu_backend.errors import ConfigError
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 # Heads that the host runs by code of their own, which nobody has tried here.
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")
+# Refused before weights are read; attention/states.py refuses all that have such layers.
+_MAMBA_1 = ("JambaForCausalLM",)
+MAMBA_1_STATES = (
+    "speculative decoding is not supported for models with Mamba layers of the first kind, for "
+    "which the host keeps no states of drafts: leave --speculative-config out."
+)
 
 
 def check(config: Any) -> None:
@@ -40,6 +46,8 @@ def check(config: Any) -> None:
             f"speculative decoding is not supported for {target.architecture}, whose layers all "
             "have a recurrent state: leave --speculative-config out."
         )
+    if target is not None and target.architecture in _MAMBA_1:
+        raise ConfigError(MAMBA_1_STATES)
     refused = {
         "rejection_sample_method": speculation.rejection_sample_method != "standard",
         "parallel_drafting": speculation.parallel_drafting,

@@ -65,13 +65,15 @@ def test_drafts_of_or_by_models_whose_states_cannot_be_taken_back(
     model_path: str, tmp_path: Path
 ) -> None:
     by_name = {spec.name: spec for spec in text_specs.SPECS}
-    mamba, hybrid = "Mamba2ForCausalLM", "GraniteMoeHybridForCausalLM"
-    for name in (mamba, hybrid):
+    mamba, hybrid, jamba = "Mamba2ForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM"
+    for name in (mamba, hybrid, jamba):
         vocabulary = {"vocab_size": 49152}  # the host wants the drafts' to be the model's
         spec = replace(by_name[name], config=by_name[name].config | vocabulary)
         build.write_config(spec, tmp_path / name)
     with pytest.raises(ConfigError, match=f"{mamba}, whose layers all have a recurrent state"):
         _configure(tmp_path / mamba, speculative_config=NGRAM, skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="Mamba layers of the first kind"):
+        _configure(tmp_path / jamba, speculative_config=NGRAM, skip_tokenizer_init=True)
     by_hybrid = {"method": "draft_model", "model": str(tmp_path / hybrid)}
     with pytest.raises(ConfigError, match=f"drafts by {hybrid}, whose layers have a recurrent"):
         _configure(model_path, speculative_config={"num_speculative_tokens": 2} | by_hybrid)

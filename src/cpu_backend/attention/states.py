@@ -26,6 +26,7 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.speculation import MAMBA_1_STATES
 from cpu_backend.state_ops import StepSequences
 
 
@@ -91,11 +92,7 @@ class StateMetadataBuilder(ShortConvAttentionMetadataBuilder):
         AttentionMetadataBuilder.__init__(self, kv_cache_spec, layer_names, vllm_config, device)
         self._drafts = vllm_config.speculative_config is not None
         if self._drafts and kv_cache_spec.mamba_type is MambaAttentionBackendEnum.MAMBA1:
-            raise ConfigError(
-                "speculative decoding is not supported for models with Mamba layers of the first "
-                "kind, for which the host keeps no states of drafts: leave --speculative-config "
-                "out."
-            )
+            raise ConfigError(MAMBA_1_STATES)
 
     def build(
         self,
