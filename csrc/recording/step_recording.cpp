@@ -213,7 +213,8 @@ void StepRecording::add_own(const Call& call, c10::DispatchKeySet keys, torch::j
   if (const std::string why = why_not_repeatable(call.op, call.arguments); !why.empty())
     fail(call.name + " " + why);
   note_reads(call);
-  Scope& scope = scopes_.emplace_back(Scope{call.name, {}, arena_->next_number()});
+  Scope& scope = scopes_.emplace_back(
+      Scope{call.name, {}, arena_->next_number(), reinterpret_cast<uintptr_t>(&call)});
   for (const c10::IValue& argument : call.arguments)
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       if (in_arena(tensor)) scope.given.add(storage_range(tensor));
@@ -347,10 +348,15 @@ void StepRecording::put_back(ByteRange constant) {
 }
 
 // A word of a closure that is the address of memory which lives only during the step must be
-// of memory that the op was given or has allocated.
+// of memory that the op was given or has allocated.  Variables are looked for where those of the op
+// lie, from here up (stacks grow downwards), and not in all of the stack: the padding of a closure
+// may hold half of an old address, which with a small number beside it is one in a stack that
+// crosses a multiple of 4 GiB.  Of 500 processes one has such a stack, of large stacks all.
 void StepRecording::check_pointers(ByteRange closure) {
-  thread_local const ByteRange stack = system::stack_of_this_thread();
-  if (stack.size() == 0) fail("this system does not tell where variables lie");
+  thread_local const ByteRange whole = system::stack_of_this_thread();
+  if (whole.size() == 0) fail("this system does not tell where variables lie");
+  const ByteRange stack{reinterpret_cast<uintptr_t>(&closure),
+                        scopes_.empty() ? whole.end : scopes_.back().stack_end};
   const uintptr_t word = sizeof(uintptr_t);
   for (uintptr_t at = round_up(static_cast<int64_t>(closure.begin), word); at + word <= closure.end;
        at += word) {

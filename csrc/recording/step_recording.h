@@ -123,6 +123,7 @@ class StepRecording : public torch::CustomClassHolder {
     std::string op;
     ByteRanges given;     // memory of its arguments
     int64_t first_block;  // and of what it has allocated
+    uintptr_t stack_end;  // above its variables
   };
   struct Call;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -63,6 +64,24 @@ def block(
         return hidden
 
     return forward, weight
+
+
+def test_padding_in_a_large_stack_is_no_pointer(seeded: torch.Generator) -> None:
+    """A stack of 8 GiB crosses a multiple of 4 GiB wherever it lies, so that half of an old address
+    with a small number beside it is one within."""
+    forward, weight = block(torch.float32, seeded)
+    x = torch.randn(2, HIDDEN, generator=seeded)
+    errors: list[str] = []
+    before = threading.stack_size(8 << 30)
+    try:
+        thread = threading.Thread(
+            target=lambda: errors.append(record(lambda: forward(x), memory=[x, weight]).error)
+        )
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert errors == [""]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 64])
