@@ -100,6 +100,20 @@ def test_sequences_go_on_where_they_were(
         torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_what_a_layer_keeps_is_made_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made in the first step, it would outlive it, and no step could be recorded."""
+    layer = host_layer(reference_layer(silu=False, norms=True), norms=True)
+    before = set(vars(layer))
+    hidden = torch.randn(3, HIDDEN)
+    output = torch.full_like(hidden, torch.nan)
+    context = SimpleNamespace(attn_metadata=None)
+    monkeypatch.setattr(states, "get_forward_context", lambda: context)
+    linear_attention.attend(None)(layer, hidden, output, torch.zeros(3, dtype=torch.long))
+    assert (output == 0).all()
+    assert set(vars(layer)) - before == {"lightning_constants"}
+
+
 @pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16])
 def test_states_have_the_dtype_asked_for(asked: torch.dtype) -> None:
     """Not the model's: a state that hardly decays would no longer change."""
