@@ -97,6 +97,7 @@ constexpr std::string_view kTorch[] = {
     "clamp_min",
     "clone",
     "concat",
+    "concatenate",
     "constant_pad_nd",
     "contiguous",
     "conv1d",

@@ -71,7 +71,7 @@ class StepRecording : public torch::CustomClassHolder {
   // Called by parallel.h and, for ops, by the dispatcher's fallback.
   template <class F>
   void add_rows(int64_t total, int64_t grain, const F& run) {
-    check_pointers(byte_range(&run, sizeof run));
+    check_closure(run);
     Node& node = nodes_.emplace_back();
     node.total = total;
     node.grain = grain > 1 ? grain : 1;
@@ -79,8 +79,8 @@ class StepRecording : public torch::CustomClassHolder {
   }
   template <class Count, class F>
   void add_items(const Count& count, int64_t scratch_floats, const F& run) {
-    check_pointers(byte_range(&count, sizeof count));
-    check_pointers(byte_range(&run, sizeof run));
+    check_closure(count);
+    check_closure(run);
     Node& node = nodes_.emplace_back();
     node.count = count;
     node.scratch_floats = scratch_floats;
@@ -133,6 +133,14 @@ class StepRecording : public torch::CustomClassHolder {
   void note_read(const Call& call, const at::Tensor& tensor);
   void note_written(const Call& call, const at::Tensor& tensor, bool may_outlive);
   void put_back(ByteRange constant);
+  // What lies in its padding is chance: an old address on the stack, say.
+  template <class F>
+  void check_closure(F closure) {
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&closure);
+#endif
+    check_pointers(byte_range(&closure, sizeof closure));
+  }
   void check_pointers(ByteRange closure);
   bool in_arena(const at::Tensor& tensor) const;
   bool is_step_data(const at::Tensor& tensor) const;

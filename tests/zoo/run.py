@@ -125,7 +125,11 @@ class Round:
 
 
 def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list[list[Answer]]:
-    """Make an engine for the checkpoint in ``folder`` and ask it greedily, round after round."""
+    """Make an engine for the checkpoint in ``folder`` and ask it greedily, round after round.
+
+    Raises Failed, too, if steps are not replayed without ``enforce_eager``: the answers are right
+    then, but slow.
+    """
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(folder), **{"skip_tokenizer_init": True, **options})
@@ -138,7 +142,18 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
         prompts = [request(prompt) for prompt in asked.prompts]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         answers.append([_answer(output) for output in outputs])
+    _check_replay(llm)
     return answers
+
+
+def _check_replay(llm: Any) -> None:
+    """Raise Failed where decode steps should be replayed and are not."""
+    if llm.llm_engine.model_config.enforce_eager:
+        return
+    [replay] = llm.collective_rpc(lambda worker: worker.model_runner.step_replay)
+    reason = "this engine records nothing" if replay is None else replay.given_up
+    if reason or not replay.replays:
+        raise Failed("NotReplayed", reason or "no step was run again", "")
 
 
 def request(prompt: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class StepReplay:
         self._tell = tell
         self._recorded: dict[tuple[int, tuple[bool, ...]], _Recorded] = {}
         self._check_every = envs.check_replay()
-        self._replays = 0
+        self.replays = 0  # steps in which a trusted recording was run
         self.given_up = ""  # why no step of this model is replayed
 
     def run(
@@ -93,8 +93,8 @@ class StepReplay:
         if recorded is None or recorded.addresses != addresses:
             return self._record(key, forward, inputs, step_data, states)
         if recorded.trusted:
-            self._replays += 1
-            if not self._check_every or self._replays % self._check_every:
+            self.replays += 1
+            if not self._check_every or self.replays % self._check_every:
                 return recorded.recording.replay(step_data)
             return self._compare(recorded, forward, step_data, states)
         if not _mostly_differ(inputs, recorded.inputs):
