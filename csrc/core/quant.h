@@ -147,6 +147,7 @@ struct QuantWeightArgs {
   double* squares;   // 4 bits: [rows][2], the sums of squared errors and of squares
 
   static constexpr int64_t kMostGroup = 256;
+  CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(size, group); }
 };
 
 // Quantized activations: tiles of `tile_rows` rows, the last one of fewer.  1 to

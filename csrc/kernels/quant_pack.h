@@ -141,10 +141,38 @@ static inline void pack_fp8_step(const QuantPackArgs& args, int64_t column, int6
   }
 }
 
+// Channels [k, k + 8) before `end` of integer codes; words of columns past the weight's are zero.
+// A column at a time, whose codes lie side by side in most orders.
+template <CodeOrder kOrder, int kSourceBits, int kBits>
+CPU_BACKEND_INLINE void pack_step(const QuantPackArgs& args, Slice columns, int64_t k, int64_t end,
+                                  uint32_t* words) {
+  constexpr int64_t kWords = step_words(kBits);
+  constexpr uint32_t kMask = (1u << kBits) - 1u;
+  const bool whole = k + QuantLayout::kStep <= end && !args.channels;
+  for (int64_t c = 0; c < kPanelWidth; ++c) {
+    const int64_t column = columns.begin + c;
+    uint32_t word[kWords] = {};
+    const auto add = [&](int i, int64_t channel) CPU_BACKEND_LAMBDA {
+      const uint32_t code = source_code<kOrder, kSourceBits>(args, column, channel) + args.add;
+      word[code_word(kBits, i)] |= (code & kMask) << code_shift(kBits, i);
+    };
+    if (column >= columns.end) {
+    } else if (whole) {
+#pragma GCC unroll 8
+      for (int i = 0; i < QuantLayout::kStep; ++i) add(i, k + i);
+    } else {
+      for (int i = 0; i < QuantLayout::kStep && k + i < end; ++i) {
+        const int64_t channel = args.channels ? args.channels[k + i] : k + i;
+        if (channel >= 0) add(i, channel);
+      }
+    }
+    for (int64_t w = 0; w < kWords; ++w) words[w * kPanelWidth + c] = word[w];
+  }
+}
+
 template <CodeOrder kOrder, int kBits>
 void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
   const QuantLayout& layout = args.layout;
-  const uint32_t mask = (1u << layout.bits) - 1u;
   const Slice own = panel_columns(layout.n, layout.parts, panel);
   const int64_t column = own.begin;
   const int64_t columns = own.end - own.begin;
@@ -169,19 +197,13 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
         at += kLevelsBytes;
       }
       uint32_t* words = reinterpret_cast<uint32_t*>(at);
-      for (int64_t i = 0; i < step_words(layout.bits) * kPanelWidth; ++i) words[i] = 0;
       if (layout.kind == CodeKind::kFp8) {
+        __builtin_memset(words, 0, static_cast<size_t>(step_bytes(layout)));
         pack_fp8_step(args, column, columns, k, end, at);
-        continue;
-      }
-      for (int i = 0; i < QuantLayout::kStep && k + i < end; ++i) {
-        const int64_t channel = args.channels ? args.channels[k + i] : k + i;
-        if (channel < 0) continue;
-        uint32_t* row = words + code_word(layout.bits, i) * kPanelWidth;
-        for (int64_t c = 0; c < columns; ++c) {
-          const uint32_t code = source_code<kOrder, kBits>(args, column + c, channel) + args.add;
-          row[c] |= (code & mask) << code_shift(layout.bits, i);
-        }
+      } else if (layout.bits == 8) {
+        pack_step<kOrder, kBits, 8>(args, own, k, end, words);
+      } else {
+        pack_step<kOrder, kBits, 4>(args, own, k, end, words);
       }
     }
   }

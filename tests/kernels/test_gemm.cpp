@@ -86,7 +86,7 @@ void test_pack_weight_follows_the_documented_layout() {
     const int64_t width = table.panel_width;
     for (DType type : kTypes) {
       for (int64_t n : {int64_t{1}, width - 1, width, width + 1, 3 * width}) {
-        for (int64_t k : {1, 2, 3, 8, 31}) {
+        for (int64_t k : {1, 2, 3, 8, 31, 70}) {
           for (bool transposed : {false, true}) {
             const Problem problem(type, 1, n, k, transposed);
             const Buffer packed = problem.pack(table);
