@@ -43,6 +43,13 @@ def check(model: Any) -> None:
             f"{model.architecture} is made to read prompts in both directions, which the host does "
             "for their images at most: choose another model."
         )
+    if model.architecture == "TeleFLMForCausalLM" and getattr(
+        model.hf_config, "input_mult", None
+    ) not in (None, 1.0):
+        raise ConfigError(
+            f"{model.architecture} scales its embeddings (input_mult in config.json), which the "
+            "host does not: choose another model."
+        )
     if kind == "kimi_linear":
         _check_kimi_linear(model)
     if not is_compared(model.architecture):

@@ -14,6 +14,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,12 @@ PRELOADED = (
 )
 SECONDS = 600  # for one job, generous: a wedged engine must fail the test
 CLOSE_SECONDS = 30  # for the process to end when no job is left
+
+
+def check_replayed(log: str) -> None:
+    """Fails where steps were to be replayed and are not: right answers, but slow ones."""
+    reasons = re.findall(r".* not replayed with this model: .*", log)
+    assert not reasons, reasons
 
 
 class Engines:
@@ -71,6 +78,7 @@ class Engines:
             # The engine's process shares the output.
             for line in self._process.stdout:
                 if line.startswith(MARK):
+                    check_replayed(self.log())
                     results: list[list[Any]] = json.loads(line.removeprefix(MARK))
                     return results
                 if line.startswith(FAILED):
@@ -148,6 +156,7 @@ def run_by(program: list[str], job: dict[str, Any], folder: Path) -> tuple[list[
     )
     found = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     assert found, done.stderr[-4000:]
+    check_replayed(done.stdout + done.stderr)
     return json.loads(found[0].removeprefix(MARK)), done.stdout + done.stderr
 
 

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import openai
 
-from tests.e2e.engine import NEW_TOKENS
+from tests.e2e.engine import NEW_TOKENS, check_replayed
 
 # The command of this Python's environment, or of one that this one borrows packages from.
 _PLACES = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -85,6 +85,8 @@ class Server:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 raise
+        if error is None:
+            check_replayed(self.log())
 
     def _healthy(self) -> bool:
         try:

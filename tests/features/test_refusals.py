@@ -254,6 +254,13 @@ def test_layers_of_kimi_k3_in_a_kimi_linear(tmp_path: Path) -> None:
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
 
 
+def test_embeddings_that_the_host_does_not_scale(tmp_path: Path) -> None:
+    spec = next(spec for spec in text_specs.SPECS if spec.name == "TeleFLMForCausalLM")
+    build.write_config(replace(spec, config={**spec.config, "input_mult": 1.5}), tmp_path)
+    with pytest.raises(ConfigError, match=r"scales its embeddings .* choose another model"):
+        _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
+
+
 def test_a_cache_type_that_the_host_does_not_pass_on(tmp_path: Path) -> None:
     build.write_config(build.Spec("FalconForCausalLM", "Falcon", "falcon"), tmp_path)
     dummy = {"load_format": "dummy", "max_model_len": 256}

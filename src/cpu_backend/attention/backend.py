@@ -285,6 +285,7 @@ class CpuBackendAttentionImpl(AttentionImpl):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
+        chunk_lookback: int = -1,  # the host refuses others than this
     ) -> None:
         if head_size % 16 or not 16 <= head_size <= 512:
             raise ConfigError(

@@ -111,8 +111,9 @@ class CPUModelRunner(HostCPUModelRunner):
             )
 
     def _tell(self, sentence: str) -> None:
-        """Once in the log, and for ``python -m cpu_backend.info`` while the server lives."""
-        logger.info("cpu_backend: %s.", sentence)
+        """Why this server is slower than others: once in the log, and for
+        ``python -m cpu_backend.info`` while it lives."""
+        logger.warning("cpu_backend: %s.", sentence)
         Reservations().note(self.vllm_config.instance_id, sentence)
 
     def _memory(self) -> list[torch.Tensor]:

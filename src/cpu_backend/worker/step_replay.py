@@ -48,7 +48,7 @@ class StepReplay:
         self,
         model_memory: Callable[[], list[torch.Tensor]],
         agree: Callable[[bool], bool] = bool,
-        tell: Callable[[str], None] = logger.info,
+        tell: Callable[[str], None] = logger.warning,
     ) -> None:
         """model_memory: the tensors that outlive a step, weights and caches among them; agree:
         whether all ranks of a tensor-parallel group say yes; tell: where to say why steps are not

@@ -139,7 +139,9 @@ class CPUWorker(Worker):
         if not kv_cache_config.kv_cache_groups:
             return
         max_len = self.model_config.max_model_len
-        if self.model_config.has_inner_state:  # its layers' pages are not all of tokens
+        groups = len(kv_cache_config.kv_cache_groups)
+        # Pages of recurrent layers are not of tokens; groups share the pages.
+        if self.model_config.has_inner_state or groups > 1:
             requests = get_max_concurrency_for_kv_cache_config(self.vllm_config, kv_cache_config)
             tokens = int(requests * max_len)
         else:
