@@ -8,8 +8,6 @@
 // isa/half.h.
 #pragma once
 
-#include <utility>
-
 #include "core/machine.h"
 #include "isa/half.h"
 #include "isa/target.h"
@@ -201,26 +199,28 @@ CPU_BACKEND_INLINE Vec second_of_pair(VecU words) {
 
 // ---- lanes of two vectors ----------------------------------------------------------------------
 
-// Lanes 0, 1, ... of both in turns, from lane `kFirst` on.
-template <int kFirst, int... kLane>
-CPU_BACKEND_INLINE VecU zip(VecU a, VecU b, std::integer_sequence<int, kLane...>) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + kLane % 2 * kLanes)...);
+// Lanes first, first + 1, ... of both in turns.
+CPU_BACKEND_INLINE VecU zip(VecU a, VecU b, int first) {
+#if defined(__clang__)  // which makes a shuffle of it
+  VecU zipped{};
+  for (int i = 0; i < kLanes; ++i) zipped[i] = i % 2 ? b[first + i / 2] : a[first + i / 2];
+  return zipped;
 #else
-  return __builtin_shuffle(a, b, VecU{(kFirst + kLane / 2 + kLane % 2 * kLanes)...});
+  VecU lanes{};
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint32_t>(first + i / 2 + i % 2 * kLanes);
+  return __builtin_shuffle(a, b, lanes);
 #endif
 }
 
 // rows[i][j] becomes rows[j][i]: as often as kLanes has bits, the first half of the rows is zipped
 // with the second.
 CPU_BACKEND_INLINE void transpose(VecU (&rows)[kLanes]) {
-  constexpr auto kAll = std::make_integer_sequence<int, kLanes>{};
   constexpr int kHalf = kLanes / 2;
   for (int bit = 1; bit < kLanes; bit *= 2) {
     VecU zipped[kLanes];
     for (int i = 0; i < kHalf; ++i) {
-      zipped[2 * i] = zip<0>(rows[i], rows[i + kHalf], kAll);
-      zipped[2 * i + 1] = zip<kHalf>(rows[i], rows[i + kHalf], kAll);
+      zipped[2 * i] = zip(rows[i], rows[i + kHalf], 0);
+      zipped[2 * i + 1] = zip(rows[i], rows[i + kHalf], kHalf);
     }
     for (int i = 0; i < kLanes; ++i) rows[i] = zipped[i];
   }

@@ -254,10 +254,24 @@ def test_layers_of_kimi_k3_in_a_kimi_linear(tmp_path: Path) -> None:
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
 
 
-def test_embeddings_that_the_host_does_not_scale(tmp_path: Path) -> None:
-    spec = next(spec for spec in text_specs.SPECS if spec.name == "TeleFLMForCausalLM")
-    build.write_config(replace(spec, config={**spec.config, "input_mult": 1.5}), tmp_path)
-    with pytest.raises(ConfigError, match=r"scales its embeddings .* choose another model"):
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("TeleFLMForCausalLM", {"input_mult": 1.5}),
+        ("Param2MoEForCausalLM", {"rope_theta": 1e6}),
+        ("PanguProMoEV2ForCausalLM", {"param_sink_number": 4}),
+        ("K2HorizonForCausalLM", {"mova_num_experts": 4}),
+    ],
+)
+def test_what_the_hosts_class_does_not_read(
+    name: str, config: dict[str, float], tmp_path: Path
+) -> None:
+    spec = next(spec for spec in text_specs.SPECS if spec.name == name)
+    build.write_config(spec, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    [(key, value)] = config.items()
+    with pytest.raises(ConfigError, match=rf"{name} with {key} {value} .* choose another model"):
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
 
 

@@ -36,11 +36,29 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, TokenClassifierOutput
 
+from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
 from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
     BailingMoeV2_5ForCausalLM,  # noqa: F401
 )
+from tests.zoo.mixtures import (
+    NemotronHPuzzleForCausalLM,  # noqa: F401
+    PanguProMoEV2ForCausalLM,  # noqa: F401
+    PanguUltraMoEForCausalLM,  # noqa: F401
+    Param2MoEForCausalLM,  # noqa: F401
+    SarvamMLAForCausalLM,  # noqa: F401
+    Step3p5ForCausalLM,  # noqa: F401
+    Step3TextForCausalLM,  # noqa: F401
+)
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
+from tests.zoo.rebuilt import (
+    DeciLMForCausalLM,  # noqa: F401
+    DeepseekForCausalLM,  # noqa: F401
+    IQuestLoopCoderForCausalLM,  # noqa: F401
+    MistralLarge3ForCausalLM,  # noqa: F401
+    Plamo3ForCausalLM,  # noqa: F401
+    SolarForCausalLM,  # noqa: F401
+)
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host
 # ends with "cannot assign module before Module.__init__() call".

@@ -4,10 +4,11 @@ config has what the host looks for."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
-from tests.zoo.build import BASE, Spec
+from tests.zoo.build import BASE, WINDOW, Spec
 
 # MiniCPM's own words for what Granite multiplies by.
 SCALES: dict[str, Any] = {
@@ -76,6 +77,41 @@ LING_2_5: dict[str, Any] = {
     "v_head_dim": 48,
 }
 
+# Layers of different sizes; one has no attention, one nothing after it, one neither.
+BLOCKS = [
+    {"attention": attention, "ffn": feed_forward}
+    for attention, feed_forward in (
+        ({"no_op": False, "n_heads_in_group": 3}, {"no_op": False, "ffn_mult": 2.0}),
+        ({"no_op": True}, {"no_op": False, "ffn_mult": 3.5}),
+        ({"no_op": False, "n_heads_in_group": 6}, {"no_op": True}),
+        ({"no_op": True}, {"no_op": True}),
+        ({"no_op": False, "n_heads_in_group": 1}, {"no_op": False, "ffn_mult": 1.0}),
+    )
+]
+# Linear layers of TeleChat 2 without the bias that Llama gives to all or none.
+UNBIASED = (*(f"self_attn.{part}_proj" for part in "qkv"), "mlp.gate_proj", "mlp.up_proj")
+MISTRAL_LARGE: dict[str, Any] = {
+    "num_key_value_heads": BASE["num_attention_heads"],
+    "q_lora_rank": 64,
+    "kv_lora_rank": 72,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "head_dim": 64,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
 INTERNLM2 = (
     (r"embed_tokens", "tok_embeddings"),
     (r"^lm_head", "output"),
@@ -129,6 +165,33 @@ CHATGLM = Spec(
     note="compared with GLM-4-9B, which computes the same",
 )
 
+
+def chunked_config(config: dict[str, Any]) -> dict[str, Any]:
+    """With chunks, which ``transformers`` does not have, where it has windows."""
+    types: dict[str, Any] = json.loads(
+        json.dumps(config).replace("sliding_attention", "chunked_attention")
+    )
+    return types
+
+
+def mistral_large_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What the host makes of Mistral's own, of one that ``transformers`` writes."""
+    rope = config["rope_parameters"]
+    del rope["partial_rotary_factor"], config["head_dim"]
+    scaling = {
+        "beta": rope.pop("llama_4_scaling_beta"),
+        "original_max_position_embeddings": rope["original_max_position_embeddings"],
+    }
+    return {
+        **config,
+        "model_type": "deepseek_v3",
+        "rope_parameters": {**rope, "mscale_all_dim": 1},
+        "llama_4_scaling": scaling,
+        "topk_method": None,
+        "scoring_func": "softmax",
+    }
+
+
 SPECS = (
     Spec(
         "BailingMoeForCausalLM",
@@ -170,6 +233,29 @@ SPECS = (
         models="ChatGLM 3, GLM-4-9B by their other name",
     ),
     Spec(
+        "DeciLMForCausalLM",
+        "Llama Nemotron",
+        "nemotron-nas",
+        {"num_hidden_layers": len(BLOCKS), "block_configs": BLOCKS},
+        auto="",
+        note="compared with layers of Llama, some without attention or what follows it",
+    ),
+    Spec(
+        "DeepseekForCausalLM",
+        "DeepSeek MoE",
+        "deepseek",
+        {
+            "head_dim": BASE["head_dim"],
+            "partial_rotary_factor": 1.0,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+        },
+        auto="",
+        published=((r".*gate\.e_score_correction_bias", ""),),
+        note="compared with GLM-4.5 and a router in plain torch",
+    ),
+    Spec(
         "ExaoneForCausalLM",
         "EXAONE 3, 3.5 and Deep",
         "llama",
@@ -194,6 +280,21 @@ SPECS = (
         note="compared with Llama, which computes the same",
     ),
     Spec(
+        "ExaoneMoEForCausalLM",
+        "K-EXAONE by its first name",
+        "exaone_moe",
+        {"num_hidden_layers": 4},
+        note="compared with K-EXAONE, which computes the same",
+    ),
+    Spec(
+        "IQuestLoopCoderForCausalLM",
+        "IQuest-Coder Loop",
+        "llama",
+        {"loop_num": 3, "loop_window_size": WINDOW},
+        auto="",
+        note="compared with layers of Llama and their attention in plain torch",
+    ),
+    Spec(
         "InternLM2ForCausalLM",
         "InternLM 2 and 2.5",
         "llama",
@@ -212,6 +313,31 @@ SPECS = (
         note="compared with Granite 3, which computes the same",
     ),
     Spec(
+        "MistralLarge3ForCausalLM",
+        "Mistral Large 3",
+        "mistral_large_3",
+        MISTRAL_LARGE,
+        auto="",
+        published=(
+            (r"^model\.", ""),
+            (r"^embed_tokens", "tok_embeddings"),
+            (r"^lm_head", "output"),
+            (r"self_attn\.q_a_layernorm", "attention.q_a_norm"),
+            (r"self_attn\.kv_a_layernorm", "attention.kv_a_norm"),
+            (r"self_attn\.kv_a_proj_with_mqa", "attention.wkv_a_with_mqa"),
+            (r"self_attn\.(q_a|q_b|kv_b|o)_proj", r"attention.w\1"),
+            (r"input_layernorm", "attention_norm"),
+            (r"post_attention_layernorm", "ffn_norm"),
+            (r"mlp\.((shared_)?experts|gate\.)", r"\1"),
+            (r"mlp\.", "feed_forward."),
+            (r"gate_proj", "w1"),
+            (r"down_proj", "w2"),
+            (r"up_proj", "w3"),
+        ),
+        published_config=mistral_large_config,
+        note="compared with Mistral 4, which computes the same",
+    ),
+    Spec(
         "OrionForCausalLM",
         "Orion",
         "stablelm",
@@ -224,5 +350,108 @@ SPECS = (
         "llama",
         {"attention_bias": True, "rope_theta": 10000.0},
         note="compared with Llama, which computes the same",
+    ),
+    Spec(
+        "Plamo3ForCausalLM",
+        "PLaMo 3",
+        "plamo3",
+        {
+            "query_pre_attn_scalar": BASE["head_dim"],
+            "hidden_activation": "silu",
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "interleaved_sliding_window": [WINDOW, WINDOW, None],
+        },
+        auto="",
+        published=(
+            (r"^model\.layers", "model.layers.layers"),
+            (r"self_attn\.q_proj", "mixer.qkv_proj|0"),
+            (r"self_attn\.k_proj", "mixer.qkv_proj|1"),
+            (r"self_attn\.v_proj", "mixer.qkv_proj|2"),
+            (r"self_attn", "mixer"),
+            (r"mlp\.gate_proj", "mlp.gate_up_proj|0"),
+            (r"mlp\.up_proj", "mlp.gate_up_proj|1"),
+            (r"input_layernorm", "pre_mixer_norm"),
+            (r"post_attention_layernorm", "post_mixer_norm"),
+            (r"pre_feedforward_layernorm", "pre_mlp_norm"),
+            (r"post_feedforward_layernorm", "post_mlp_norm"),
+        ),
+        note="compared with layers of Gemma 3 with other norms",
+    ),
+    Spec(
+        "Rnj1ForCausalLM",
+        "Rnj-1",
+        "gemma3_text",
+        {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        published_config=chunked_config,
+        host="Chunked attention with lookback requires the Triton backend",
+    ),
+    Spec(
+        "SolarForCausalLM",
+        "Solar Pro",
+        "llama",
+        {
+            "num_hidden_layers": 6,
+            "bskcn_1": [1, 4],
+            "bskcn_2": [2],
+            "bskcn_3": [3, 5],
+            "bskcn_4": [4],
+            "bskcn_tv": [0.9, 0.8],
+        },
+        auto="",
+        note="compared with layers of Llama and what skips some of them",
+    ),
+    Spec(
+        "Step1ForCausalLM",
+        "Step 1",
+        "llama",
+        {"num_attention_groups": BASE["num_key_value_heads"]},
+        host="use_alibi_sqrt is not supported by backend",
+    ),
+    Spec(
+        "TeleChat2ForCausalLM",
+        "TeleChat 2",
+        "llama",
+        {
+            "num_key_value_heads": BASE["num_attention_heads"],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "n_layer": BASE["num_hidden_layers"],
+            "n_head": BASE["num_attention_heads"],
+            "ffn_hidden_size": BASE["intermediate_size"],
+            "layer_norm_epsilon": 1e-6,
+            "rms_norm_eps": 1e-6,
+        },
+        published=(
+            (rf".*({'|'.join(UNBIASED)})\.bias", ""),
+            (r"^model\.embed_tokens", "transformer.word_embeddings"),
+            (r"^model\.layers", "transformer.h"),
+            (r"^model\.norm", "transformer.ln_f"),
+            (r"self_attn\.q_proj", "self_attention.query"),
+            (r"self_attn\.k_proj", "self_attention.key_value|0"),
+            (r"self_attn\.v_proj", "self_attention.key_value|1"),
+            (r"self_attn\.o_proj", "self_attention.dense"),
+        ),
+        by_key_head=True,
+        reference={
+            f"model.layers.{i}.{name}.bias": None
+            for i in range(BASE["num_hidden_layers"])
+            for name in UNBIASED
+        },
+        note="compared with Llama with biases after attention and at the end of a layer",
+    ),
+    Spec(
+        "TeleFLMForCausalLM",
+        "Tele-FLM",
+        "granite",
+        {
+            "use_mup": True,
+            "input_mult": 1.0,
+            "output_mult": 2.0,
+            "mup_scale_factor": 8.0,
+            "embedding_multiplier": 1.0,
+            "logits_scaling": 4.0,
+            "attention_multiplier": BASE["head_dim"] ** -0.5,
+        },
+        note="compared with Granite 3, which computes the same; the host reads no input_mult",
     ),
 )

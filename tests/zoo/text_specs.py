@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo import delta_specs, renamed_specs
+from tests.zoo import delta_specs, renamed_mixture_specs, renamed_specs
 from tests.zoo.build import WINDOW, Spec
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -376,14 +376,6 @@ OWN = (
     ),
     Spec("MellumForCausalLM", "Mellum", "mellum", FOUR),
     Spec(
-        "MiMoV2FlashForCausalLM",
-        "MiMo V2 Flash",
-        "mimo_v2_flash",
-        FOUR,
-        host="hybrid_layer_pattern",
-        note="the host reads older names than transformers writes",
-    ),
-    Spec(
         "MiniCPM3ForCausalLM",
         "MiniCPM 3",
         "minicpm3",
@@ -489,4 +481,4 @@ OWN = (
         },
     ),
 )
-SPECS = (*OWN, *delta_specs.SPECS, *renamed_specs.SPECS)
+SPECS = (*OWN, *delta_specs.SPECS, *renamed_specs.SPECS, *renamed_mixture_specs.SPECS)

@@ -82,6 +82,15 @@ class CpuBackendAttention(AttentionBackend):
         return replace(spec, state_content_bytes=content)
 
     @classmethod
+    def set_head_size_v(cls, head_size_v: int) -> None:
+        """Of values: each layer's output says it, too."""
+        if head_size_v % 16:
+            raise ConfigError(
+                f"values of {head_size_v} channels are not supported by cpu_backend: multiples of "
+                "16 are."
+            )
+
+    @classmethod
     def supports_non_causal(cls) -> bool:
         return True
 
@@ -330,7 +339,7 @@ class CpuBackendAttentionImpl(AttentionImpl):
             return output
         if step.encoder_cache is not None:
             kv_cache = step.encoder_cache
-        keys, values = parts(kv_cache, self.head_size, self.head_size)
+        keys, values = parts(kv_cache, self.head_size, output.shape[-1])
         cache = (layer._k_scale_float, layer._v_scale_float, self.kv_cache_dtype)
         if key is not None and value is not None and not self.shares_kv:
             self._write(key, value, keys, values, step.slot_mapping, "", *cache)

@@ -142,11 +142,13 @@ def _impossible(config: Path) -> str | None:
         if isinstance(size := values.get(name), int) and size < 1:
             return f"'{config}' says that {name} is {size}: {AGAIN}"
     for name in FREQUENCIES:
-        number = values.get(name)
-        if number is not None and not (isinstance(number, int | float) and number > 0):
-            return (
-                f"'{config}' says that {name} is {number!r}, which is no positive number: {AGAIN}"
-            )
+        numbers = values.get(name)
+        for number in numbers if isinstance(numbers, list) else [numbers]:  # of each layer
+            if number is not None and not (isinstance(number, int | float) and number > 0):
+                return (
+                    f"'{config}' says that {name} is {number!r}, which is no positive number: "
+                    f"{AGAIN}"
+                )
     for name in ("dtype", "torch_dtype"):
         dtype = values.get(name)
         if isinstance(dtype, str) and dtype != "auto":
