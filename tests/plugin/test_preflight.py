@@ -126,6 +126,7 @@ def _empty(folder: Path) -> None:
         (_text("config.json", '{"a": '), "config.json' is no valid JSON"),
         (_text("config.json", "[]"), "config.json' is no JSON object"),
         (_text("config.json", '{"hidden_size": 0}'), "says that hidden_size is 0"),
+        (_text("config.json", '{"rope_theta": [1e4, 0]}'), "rope_theta is 0, which is no positive"),
         (_text("config.json", '{"dtype": "foo"}'), "says that dtype is 'foo', which torch does"),
         (_text("config.json", '{"torch_dtype": "save"}'), "says that torch_dtype is 'save'"),
         (_text("config.json", '{"quantization_config": []}'), "quantization_config that is no"),
