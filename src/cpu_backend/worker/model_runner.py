@@ -129,6 +129,7 @@ class CPUModelRunner(HostCPUModelRunner):
             and self.model_config.runner_type == "generate"
             and config.parallel_config.pipeline_parallel_size == 1
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
+            and config.parallel_config.nnodes_within_dp == 1  # gloo's collectives
             and config.lora_config is None
             and providers.replayable()
             and config.kv_transfer_config is None
