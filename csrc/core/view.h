@@ -22,6 +22,7 @@ enum class Activation : int {
   kGeluQuick,  // x * sigmoid(1.702 x)
   kSigmoid,    // 1 / (1 + exp(-x))
   kSwigluOai,  // gated only: (up + 1) * gelu_quick(gate), gate at most 7, up from -7 to 7 (gpt-oss)
+  kSwigluStep,  // gated only: silu(gate), at most 7, times up from -7 to 7 (Step 3.5)
 };
 
 // y = x / rms(x) * weight, or with a residual: residual += x first, and y from the sum.

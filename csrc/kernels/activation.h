@@ -40,6 +40,9 @@ CPU_BACKEND_INLINE Vec activate_and_multiply(Vec gate, Vec up) {
     const Vec limit = broadcast(7.0f);
     return activate<Activation::kGeluQuick, T>(min(gate, limit)) *
            (max(min(up, limit), -limit) + 1.0f);
+  } else if constexpr (kKind == Activation::kSwigluStep) {
+    const Vec limit = broadcast(7.0f);
+    return min(activate<Activation::kSilu, T>(gate), limit) * max(min(up, limit), -limit);
   } else {
     return activate<kKind, T>(gate) * up;
   }
@@ -76,6 +79,8 @@ void activation(const ActivationArgs& args, Slice rows) {
       return activation_rows<T, Activation::kSigmoid>(args, rows);
     case Activation::kSwigluOai:
       return activation_rows<T, Activation::kSwigluOai>(args, rows);
+    case Activation::kSwigluStep:
+      return activation_rows<T, Activation::kSwigluStep>(args, rows);
   }
 }
 

@@ -97,6 +97,9 @@ void store_gated(const GemmEpilogue& to, int64_t row, int64_t rows, Slice column
     case Activation::kSwigluOai:
       return store_gated_as<T, Activation::kSwigluOai>(to, row, rows, columns, up_column, gates,
                                                        ups);
+    case Activation::kSwigluStep:
+      return store_gated_as<T, Activation::kSwigluStep>(to, row, rows, columns, up_column, gates,
+                                                        ups);
   }
 }
 

@@ -108,8 +108,10 @@ Activation activation_named(c10::string_view name) {
   if (name == "gelu_tanh") return Activation::kGeluTanh;
   if (name == "gelu_quick") return Activation::kGeluQuick;
   if (name == "swigluoai") return Activation::kSwigluOai;
-  TORCH_CHECK_VALUE(false, "activation '", name,
-                    "' is unknown: silu, gelu, gelu_tanh, gelu_quick and swigluoai are known.");
+  if (name == "swiglustep") return Activation::kSwigluStep;
+  TORCH_CHECK_VALUE(
+      false, "activation '", name,
+      "' is unknown: silu, gelu, gelu_tanh, gelu_quick, swigluoai and swiglustep are known.");
 }
 
 void run_product(const Product& product) {

@@ -4,12 +4,13 @@
 namespace cpu_backend::test {
 namespace {
 
-constexpr Activation kKinds[] = {Activation::kSilu,     Activation::kGelu,
-                                 Activation::kGeluTanh, Activation::kGeluQuick,
-                                 Activation::kSigmoid,  Activation::kSwigluOai};
+constexpr Activation kKinds[] = {
+    Activation::kSilu,    Activation::kGelu,      Activation::kGeluTanh,  Activation::kGeluQuick,
+    Activation::kSigmoid, Activation::kSwigluOai, Activation::kSwigluStep};
 
 double activate(Activation kind, double x) {
   switch (kind) {
+    case Activation::kSwigluStep:
     case Activation::kSilu:
       return x / (1.0 + std::exp(-x));
     case Activation::kGelu:
@@ -25,12 +26,20 @@ double activate(Activation kind, double x) {
   return x / (1.0 + std::exp(-1.702 * x));
 }
 
-// The limits of gpt-oss.
+// The limits of gpt-oss and Step 3.5.
+bool has_limits(Activation kind) {
+  return kind == Activation::kSwigluOai || kind == Activation::kSwigluStep;
+}
 double limited_gate(Activation kind, double gate) {
   return kind == Activation::kSwigluOai ? std::min(gate, 7.0) : gate;
 }
 double limited_up(Activation kind, double up) {
-  return kind == Activation::kSwigluOai ? std::min(std::max(up, -7.0), 7.0) + 1.0 : up;
+  const double limited = has_limits(kind) ? std::min(std::max(up, -7.0), 7.0) : up;
+  return kind == Activation::kSwigluOai ? limited + 1.0 : limited;
+}
+double activate_gate(Activation kind, double gate) {
+  const double activated = activate(kind, gate);
+  return kind == Activation::kSwigluStep ? std::min(activated, 7.0) : activated;
 }
 
 void check_case(const KernelTable& table, DType type, Activation kind, int64_t size, int mode) {
@@ -58,7 +67,7 @@ void check_case(const KernelTable& table, DType type, Activation kind, int64_t s
       const double up = gated ? limited_up(kind, x.get(r, second ? i : size + i)) : 1.0;
       // x * g with g in [0, 1] known to 2 ulp of fp32, and two roundings; the sigmoid is g alone.
       const double x_or_one = kind == Activation::kSigmoid ? 1.0 : gate;
-      compare.add_bounded(y.get(r, i), activate(kind, gate) * up,
+      compare.add_bounded(y.get(r, i), activate_gate(kind, gate) * up,
                           4.0 * 0x1p-24 * std::fabs(x_or_one * up));
     }
   }
@@ -72,7 +81,7 @@ void test_activation_matches_reference() {
     for (DType type : kTypes)
       for (Activation kind : kKinds)
         for (int64_t size : odd_sizes())
-          for (int mode = kind == Activation::kSwigluOai ? 1 : 0; mode < 3; ++mode)
+          for (int mode = has_limits(kind) ? 1 : 0; mode < 3; ++mode)
             check_case(table, type, kind, size, mode);
   });
 }

@@ -10,7 +10,7 @@ import torch
 from cpu_backend.layers.quantization.at_load import pack_int4, pack_int8
 from cpu_backend.ops import Experts, PackedLinear, StepRecording
 from tests.ops.accuracy import assert_accurate, guarded
-from tests.reference.activation import swigluoai
+from tests.reference.activation import swigluoai, swiglustep
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 72, 104, 7, 3
 
@@ -31,6 +31,7 @@ GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": by_op("gelu_and_mul"),
     "gelu_tanh": by_op("gelu_tanh_and_mul"),
     "swigluoai": lambda both: swigluoai(both.float()).to(both.dtype),
+    "swiglustep": lambda both: swiglustep(both.float()).to(both.dtype),
 }
 Pack = Callable[[torch.Tensor, int], PackedLinear]
 PACKS: dict[str, Pack] = {
@@ -126,9 +127,9 @@ def test_biases_and_activations(
     activation: str, kind: str, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
     mixture = Mixture(dtype, seeded, kind, kind, activation, bias=True)
-    x = 6 * torch.randn(9, HIDDEN, generator=seeded).to(dtype)  # beyond the limits of swigluoai
-    # The reference of swigluoai is torch: its last places may move an int8 activation to the next.
-    slack = 1e-3 if activation == "swigluoai" and kind == "int8" else 0.0
+    x = 6 * torch.randn(9, HIDDEN, generator=seeded).to(dtype)  # beyond the limits of swiglu...
+    # Their reference is torch: its last places may move an int8 activation to the next.
+    slack = 1e-3 if activation.startswith("swiglu") and kind == "int8" else 0.0
     assert_sums(mixture, x, *routing(9, seeded), slack)
 
 

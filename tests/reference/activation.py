@@ -33,6 +33,12 @@ def swigluoai(x: torch.Tensor) -> torch.Tensor:
     return gelu_quick(gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1)
 
 
+def swiglustep(x: torch.Tensor) -> torch.Tensor:
+    """Step 3.5: [..., 2 * size] to [..., size]."""
+    gate, up = x.chunk(2, dim=-1)
+    return silu(gate).clamp(max=7.0) * up.clamp(-7.0, 7.0)
+
+
 def gated(activate: Function, first_half: bool = True) -> Function:
     """[..., 2 * size] to [..., size]: one half activated, times the other."""
 

@@ -30,6 +30,7 @@ ACTIVATIONS = {
     MoEActivation.GELU_TANH: "gelu_tanh",
     MoEActivation.SWIGLUOAI: "swigluoai",  # gates and ups in turns
     MoEActivation.SWIGLUOAI_UNINTERLEAVE: "swigluoai",
+    MoEActivation.SWIGLUSTEP: "swiglustep",
 }
 SWIGLUOAI = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}
 
