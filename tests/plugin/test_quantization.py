@@ -113,5 +113,5 @@ def test_activations_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_experts_whose_activation_is_not_known_are_refused_by_name() -> None:
     """Before the host looks for a kernel, which it reports without the reason."""
     choose = experts.choose(lambda layer: pytest.fail("the host was asked"))
-    with pytest.raises(ConfigError, match="whose activation is swiglustep are not supported"):
-        choose(SimpleNamespace(activation=MoEActivation.SWIGLUSTEP))
+    with pytest.raises(ConfigError, match="whose activation is relu2 are not supported"):
+        choose(SimpleNamespace(activation=MoEActivation.RELU2))
