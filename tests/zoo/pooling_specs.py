@@ -10,9 +10,9 @@ from typing import Any
 from tests.zoo import pooling_processors, processors
 from tests.zoo.build import WINDOW, Spec
 from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS
+from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
 from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, shown
 from tests.zoo.processors import FIRST
-from tests.zoo.text_specs import GROUPED, ODD_LATENT, YARN
 
 
 @dataclass(frozen=True)

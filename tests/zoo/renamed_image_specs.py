@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.zoo import grid_specs, mistral, renamed_processors, text_specs
+from tests.zoo import grid_specs, latents, mistral, renamed_processors
 from tests.zoo.build import BASE
 from tests.zoo.media import PICTURES, TORCHVISION, Chunk, MediaSpec, drawn, shown
 from tests.zoo.processors import FIRST, SIDE
@@ -203,9 +203,9 @@ SPECS = (
         {
             "text_config": {
                 "model_type": "deepseek_v3",
-                **text_specs.ODD_LATENT,
-                **text_specs.GROUPED,
-                **text_specs.YARN,
+                **latents.ODD_LATENT,
+                **latents.GROUPED,
+                **latents.YARN,
             },
             "vision_config": {
                 "hidden_size": 64,

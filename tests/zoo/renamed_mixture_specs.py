@@ -7,38 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from tests.zoo.build import BASE, Spec
+from tests.zoo.latents import ODD_LATENT, YARN
 from tests.zoo.renamed_specs import LING, LING_2_5, LING_NAMES
 
 LATENT: dict[str, Any] = {
-    **{
-        name: LING_2_5[name]
-        for name in (
-            "num_key_value_heads",
-            "q_lora_rank",
-            "kv_lora_rank",
-            "qk_nope_head_dim",
-            "qk_rope_head_dim",
-            "v_head_dim",
-            "first_k_dense_replace",
-        )
-    },
-    "head_dim": LING_2_5["qk_rope_head_dim"],
-}
-YARN: dict[str, Any] = {
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 256,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
+    **ODD_LATENT,
+    "first_k_dense_replace": LING_2_5["first_k_dense_replace"],
 }
 SARVAM: dict[str, Any] = {
     **LATENT,
     "q_lora_rank": None,
     "n_group": 4,
     "topk_group": 2,
-    "rope_parameters": {"rope_type": "yarn", **YARN},
+    **YARN,
     # The host's words.
     "num_experts": BASE["n_routed_experts"],
     "num_shared_experts": 1,
@@ -62,7 +43,7 @@ PANGU_NAMES = (
 
 def deepseek_yarn(config: dict[str, Any]) -> dict[str, Any]:
     """The host's word for what ``transformers`` does as YaRN for DeepSeek's models."""
-    return {**config, "rope_parameters": {"rope_type": "deepseek_yarn", **YARN}}
+    return {**config, "rope_parameters": {**YARN["rope_parameters"], "rope_type": "deepseek_yarn"}}
 
 
 def mimo(config: dict[str, Any]) -> dict[str, Any]:
