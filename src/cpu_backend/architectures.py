@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from cpu_backend import only_with
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import model_classes
 
@@ -17,15 +18,6 @@ COMPARED = frozenset((Path(__file__).parent / "compared.txt").read_text().split(
 # What Kimi K3 has besides, in the words of the config of Kimi Linear and of its linear_attn_config.
 KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
 KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
-# What the host's class does not read of a config.json, or has for GPUs alone, and the one value
-# with which that makes no difference.
-ONLY_WITH: dict[str, dict[str, float]] = {
-    "K2HorizonForCausalLM": {"mova_num_experts": 0},
-    "PanguProMoEV2ForCausalLM": {"param_sink_number": 0},
-    "PanguUltraMoEForCausalLM": {"param_sink_number": 0},
-    "Param2MoEForCausalLM": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    "TeleFLMForCausalLM": {"input_mult": 1.0},
-}
 # Those whose indexer attention/sparse.py has.
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 NOT_COMPARED = (
@@ -52,13 +44,13 @@ def check(model: Any) -> None:
             f"{model.architecture} is made to read prompts in both directions, which the host does "
             "for their images at most: choose another model."
         )
-    for name, value in ONLY_WITH.get(model.architecture, {}).items():
-        if (found := getattr(model.hf_config, name, None)) not in (None, value):
-            raise ConfigError(
-                f"{model.architecture} with {name} {found} in its config.json would answer wrongly "
-                f"or not at all, because on a CPU the host runs it with {value} alone: choose "
-                "another model."
-            )
+    for limit, found in only_with.exceeded(model):
+        right = " or ".join(map(str, limit.values)) or "none"
+        raise ConfigError(
+            f"{model.architecture} with {limit.field} {found} in its config.json would answer "
+            f"wrongly or not at all, because on a CPU the host runs it with {right} alone: choose "
+            "another model."
+        )
     if kind == "kimi_linear":
         _check_kimi_linear(model)
     if not is_compared(model.architecture):

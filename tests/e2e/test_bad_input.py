@@ -137,6 +137,12 @@ def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
     return rewrite
 
 
+def with_bias(value: float) -> Callable[[dict[str, torch.Tensor]], object]:
+    """A bias of that value for a layer that has none by its config.json."""
+    bias = LAYER.removesuffix("weight") + "bias"
+    return lambda tensors: tensors.update({bias: torch.full_like(tensors[LAYER][:, 0], value)})
+
+
 def text(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content) and None
 
@@ -186,6 +192,13 @@ ONE_OF_EACH = {
     "a layer left out": Mistake(
         f"The checkpoint has nothing for {LAYER}",
         with_weights(lambda tensors: tensors.pop(LAYER)),
+    ),
+    "a bias that the host passes over": Mistake(
+        f"LlamaForCausalLM has no place for {LAYER.removesuffix('weight')}bias",
+        with_weights(with_bias(1.0)),
+    ),
+    "no head": Mistake(
+        "The checkpoint has nothing for lm_head.weight", with_config(tie_word_embeddings=False)
     ),
     "codes that are said to be numbers": Mistake(
         "is of int8 in the checkpoint, and its config.json makes it bfloat16",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.only_with import LIMITS
 from tests.e2e.forked_cli import Run, run_all
 from tests.zoo import build, text_specs
 
@@ -261,18 +263,28 @@ def test_layers_of_kimi_k3_in_a_kimi_linear(tmp_path: Path) -> None:
         ("Param2MoEForCausalLM", {"rope_theta": 1e6}),
         ("PanguProMoEV2ForCausalLM", {"param_sink_number": 4}),
         ("K2HorizonForCausalLM", {"mova_num_experts": 4}),
+        ("MixtralForCausalLM", {"hidden_act": "gelu"}),
+        ("Mamba2ForCausalLM", {"time_step_limit": (0.5, 4.0)}),
     ],
 )
 def test_what_the_hosts_class_does_not_read(
-    name: str, config: dict[str, float], tmp_path: Path
+    name: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = next(spec for spec in text_specs.SPECS if spec.name == name)
     build.write_config(spec, tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     [(key, value)] = config.items()
-    with pytest.raises(ConfigError, match=rf"{name} with {key} {value} .* choose another model"):
+    words = re.escape(f"{name} with {key} {value} ")
+    with pytest.raises(ConfigError, match=rf"{words}.* choose another model"):
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
+
+
+def test_limits_are_of_classes_that_the_host_has() -> None:
+    from vllm.model_executor.models.registry import _VLLM_MODELS
+
+    known = {*_VLLM_MODELS, *(name for _, name in _VLLM_MODELS.values())}
+    assert not {name for limit in LIMITS for name in limit.classes.split()} - known
 
 
 def test_a_cache_type_that_the_host_does_not_pass_on(tmp_path: Path) -> None:

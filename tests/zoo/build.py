@@ -128,6 +128,8 @@ def make_config(spec: Spec) -> Any:
     """BASE and the Spec's own as a config of ``transformers``."""
     from transformers import AutoConfig
 
+    from tests.zoo import heads  # noqa: F401 (registers configs)
+
     return AutoConfig.for_model(spec.model_type, **_over_base(spec.model_type, spec.config))
 
 

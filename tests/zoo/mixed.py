@@ -108,17 +108,17 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
 
 def options(spec: MediaSpec) -> dict[str, Any]:
     """What every engine is told of the model; in chunks that it allows."""
-    return {"max_num_batched_tokens": spec.chunk, **_own(spec)}
+    return {"max_num_batched_tokens": spec.chunk, **own_options(spec)}
 
 
-def _own(spec: MediaSpec) -> dict[str, Any]:
+def own_options(spec: MediaSpec) -> dict[str, Any]:
     return {**(ONE_SOUND if spec.fixed else MEDIA), **spec.options}
 
 
 def _engines(spec: MediaSpec) -> dict[str, dict[str, Any]]:
     """Those of text."""
     return {
-        name: {**common, **(_own(spec) if name == "eager" else options(spec))}
+        name: {**common, **(own_options(spec) if name == "eager" else options(spec))}
         for name, common in ENGINES.items()
     }
 

@@ -184,7 +184,7 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
         return judge.failure(failed, spec.host, spec.note)
     faults = [
         *_differences(spec, found),
-        *_wrong_numbers(model, spec, processor, found["float32"]),
+        *wrong_numbers(model, spec, processor, found["float32"]),
         *_int8_faults(model, spec, processor, found[INT8]),
         *_bf16_faults(model, spec, processor, found["bfloat16"]),
     ]
@@ -207,7 +207,7 @@ def _differences(spec: PoolingSpec, by_dtype: dict[str, list[list[torch.Tensor]]
     return faults
 
 
-def _wrong_numbers(
+def wrong_numbers(
     model: Any, spec: PoolingSpec, processor: Any, ours: list[list[torch.Tensor]]
 ) -> list[str]:
     """Answers to prompts alone (the first batches) that transformers would not give."""

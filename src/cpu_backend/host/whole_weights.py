@@ -2,12 +2,13 @@
 
 What: loaders of linear layers, embeddings and experts compare shapes and dtypes first
     (layers/whole_weights.py), and the loader of checkpoints looks whether every layer has been
-    given its weights.
+    given its weights and has taken its bias.
 Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
     one does: with another model's config.json the engine starts, and answers nonsense, as it does
     where quantization_config does not name a layer that is not quantized.  An embedding fails an
     assertion without words.  Of what no checkpoint has given, the host looks for norms and tables
-    alone, and in quantized models for nothing unless it is asked to.
+    alone, and in quantized models for nothing unless it is asked to.  Of what the checkpoint has,
+    biases without a parameter are passed over, and parameters without one hold anything.
 Since: 0.32
 Until: it compares.
 """
@@ -67,16 +68,43 @@ LOADER = "vllm.model_executor.model_loader.default_loader"
 OURS = "layers"  # the host's setting, which nobody has given
 
 
+@patch("vllm.model_executor.model_loader.base_loader", "initialize_model", when=When.COMPUTING)
+def without_biases(original: Any) -> Any:
+    """Until they are loaded."""
+    from cpu_backend.layers import whole_weights
+
+    def initialize_model(*args: Any, **kwargs: Any) -> Any:
+        model = original(*args, **kwargs)
+        whole_weights.without_biases(model)
+        return model
+
+    return initialize_model
+
+
 @patch(LOADER, "DefaultModelLoader.load_weights(self, model, model_config)", when=When.COMPUTING)
 def look(original: Any) -> Any:
     """Unless ``enable_weights_track`` of --model-loader-extra-config says something else."""
+    from cpu_backend.layers.whole_weights import Biases
 
     def load_weights(self: Any, model: Any, model_config: Any) -> None:
         if self.enable_weights_track is None:
             self.enable_weights_track = OURS
+        self.model_config, self.biases = model_config, Biases()
         original(self, model, model_config)
+        self.biases.check(model)
 
     return load_weights
+
+
+@patch(LOADER, "DefaultModelLoader.get_all_weights(self, model_config, model)", when=When.COMPUTING)
+def watch(original: Any) -> Any:
+    """Which of them a model takes."""
+
+    def get_all_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        weights = original(self, *args, **kwargs)
+        return self.biases.watch(weights) if hasattr(self, "biases") else weights
+
+    return get_all_weights
 
 
 @patch(
@@ -93,6 +121,6 @@ def check_loaded(original: Any) -> Any:
             original(self, model, loaded_weights, quantized)
         elif loaded_weights is not None:
             original(self, model, set(loaded_weights))
-            whole_weights.check_loaded(model, loaded_weights)
+            whole_weights.check_loaded(model, loaded_weights, self.model_config)
 
     return track

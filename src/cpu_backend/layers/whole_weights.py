@@ -5,14 +5,15 @@ does: with another model's config.json the engine starts, and answers nonsense. 
 loads a weight that is not quantized, its shape in the file is held against the layer's.
 
 Nor does it mind whether a layer that its config.json calls quantized has codes in the file: numbers
-are cut to integers, codes taken for numbers without their scales.  And it does not miss what linear
-layers and experts have not been given, whose memory then holds anything.
+are cut to integers, codes taken for numbers without their scales.  It does not miss what linear
+layers, experts and heads have not been given, whose memory then holds anything.  And many of its
+classes pass over a bias that they have no place for, as if the model had none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
     LinearBase,
     MergedColumnParallelLinear,
+    ModelConfig,
     QKVParallelLinear,
     RoutedExperts,
     UnquantizedEmbeddingMethod,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
+    VocabParallelEmbedding,
 )
 
 Load = Callable[..., Any]
@@ -117,18 +120,87 @@ def into_experts(load: Load) -> Load:
     return weight_loader
 
 
-def check_loaded(model: torch.nn.Module, loaded: set[str]) -> None:
-    """Raise ConfigError where a layer has parameters that are not among those ``loaded``."""
+class Watched(torch.Tensor):
+    """A tensor of the checkpoint that knows whether anybody has looked at it."""
+
+    used = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in args:
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, Watched):
+                    tensor.used = True
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+
+class Biases:
+    """Those of a checkpoint that is being read, and whether a layer takes them."""
+
+    def __init__(self) -> None:
+        self._biases: dict[str, Watched] = {}
+        self._others: list[tuple[str, Watched]] = []  # by the layer's name
+
+    def watch(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[Any]:
+        """The same pairs of names and tensors.  A file has the bias of a layer before the rest."""
+        for name, tensor in weights:
+            layer, _, kind = name.rpartition(".")
+            if kind == "bias":
+                tensor = self._biases[layer] = tensor.as_subclass(Watched)
+            elif layer in self._biases:
+                tensor = tensor.as_subclass(Watched)
+                self._others.append((layer, tensor))
+            yield name, tensor
+
+    def check(self, model: torch.nn.Module) -> None:
+        """Raise ConfigError where ``model`` has taken what a layer has beside its bias, but not
+        the bias; those of zeros alone, as quantizers write them, make no difference."""
+        taken = {layer for layer, tensor in self._others if tensor.used}
+        left = [
+            f"{name}.bias" for name, bias in self._biases.items() if _is_left(bias, name, taken)
+        ]
+        if left:
+            raise ConfigError(
+                f"The host's {type(model).__name__} has no place for {left[0]}, one of "
+                f"{len(left)} such biases of the checkpoint, and would answer wrongly without "
+                "them: choose another model."
+            )
+
+
+def _is_left(bias: Watched, layer: str, taken: set[str]) -> bool:
+    return layer in taken and not bias.used and bool(bias.any())
+
+
+def without_biases(model: torch.nn.Module) -> None:
+    """Every layer that the host gives a bias adds nothing, until the checkpoint has one for it:
+    the host's memory for it holds anything."""
+    for module in model.modules():
+        if isinstance(module, LinearBase | VocabParallelEmbedding):
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, torch.nn.Parameter):
+                bias.data.zero_()
+
+
+def check_loaded(model: torch.nn.Module, loaded: set[str], config: ModelConfig) -> None:
+    """Raise ConfigError where a layer has parameters that are not among those ``loaded``; a draft
+    model may have its table and head from the other one."""
+    is_draft = config.runner_type == "draft"
+    kinds = (LinearBase, RoutedExperts, *(() if is_draft else (VocabParallelEmbedding,)))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     known = {id(parameters[name]) for name in loaded if name in parameters}  # shared ones too
     missing = [
         f"{name}.{parameter_name}"
         for name, module in model.named_modules()
-        if isinstance(module, LinearBase | RoutedExperts)
-        and not getattr(module.quant_method, "uses_meta_device", False)
+        if isinstance(module, kinds) and not getattr(module.quant_method, "uses_meta_device", False)
         for parameter_name, parameter in module.named_parameters(recurse=False)
         if ESSENTIAL.search(parameter_name) and parameter.numel() and id(parameter) not in known
     ]
+    if missing == ["lm_head.weight"] and config.hf_text_config.tie_word_embeddings:
+        raise ConfigError(
+            f"The host's {type(model).__name__} has a head of its own, and tie_word_embeddings in "
+            "this one's config.json says that it is the table of tokens: choose another model."
+        )
     if missing:
         raise ConfigError(
             f"The checkpoint has nothing for {missing[0]}, one of {len(missing)} such weights that "

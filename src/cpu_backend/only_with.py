@@ -1,0 +1,123 @@
+"""Fields of a config.json with which the host answers right for some of their values alone.
+
+Its classes pass over such a field, or have what it asks for on GPUs alone.  Those that differ from
+``transformers`` were found by giving each field of each small model another value, one at a time
+(tests/zoo/fields.py), the others by reading the host's class.  A number that a norm adds, 1e-6 or
+1e-5, makes no difference that is worth a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cpu_backend.host import model_classes
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``classes`` of the host, or architectures that share one with others, answer right where
+    ``field`` of config.json (a name with dots: of a part of it) has one of ``values``, or is not
+    there, or ``unless(ModelConfig)``."""
+
+    field: str
+    values: tuple[Any, ...]
+    classes: str
+    unless: Callable[[Any], bool] = lambda model: False
+
+    def found(self, model: Any) -> Any:
+        """What ``model`` has instead; None if nothing else."""
+        value = model.hf_config
+        for name in self.field.split("."):
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+        value = tuple(value) if isinstance(value, list) else value
+        return None if value in self.values or self.unless(model) else value
+
+
+SILU = ("silu", "swish")
+DEEPSEEK = (
+    "AXK1ForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM "
+    "GlmMoeDsaForCausalLM LongcatFlashForCausalLM"
+)
+LIMITS = (
+    # Many classes ask what their experts compute, or all of their layers, nobody.
+    Limit(
+        "hidden_act",
+        SILU,
+        "BailingMoeV2ForCausalLM Cohere2MoeForCausalLM CohereForCausalLM GraniteMoeForCausalLM "
+        "Llama4ForCausalLM Mamba2ForCausalLM MambaForCausalLM MiniMaxM2ForCausalLM "
+        "MixtralForCausalLM OlmoHybridForCausalLM OlmoeForCausalLM PhiMoEForCausalLM "
+        "Qwen3MoeForCausalLM StablelmForCausalLM TransformersMoEForCausalLM",
+    ),
+    Limit("hidden_act", ("gelu", "gelu_pytorch_tanh"), "GemmaForCausalLM"),
+    Limit("hidden_activation", ("gelu_pytorch_tanh",), "Gemma4ForCausalLM"),
+    Limit("activation", ("gelu",), "FalconForCausalLM"),
+    Limit("mlp_hidden_act", ("relu2",), "NemotronHForCausalLM"),
+    Limit("mamba_hidden_act", SILU, "NemotronHForCausalLM"),
+    Limit("swiglu_alpha", (1.702,), "GptOssForCausalLM"),
+    # The table of tokens as the head, or a head of its own.
+    Limit(
+        "tie_word_embeddings",
+        (True,),
+        "Cohere2MoeForCausalLM CohereForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM "
+        "Zamba2ForCausalLM",
+    ),
+    Limit("tie_word_embeddings", (False,), "GPTJForCausalLM"),
+    # Rotary embeddings: of latent attention those of DeepSeek, in pairs of neighbors.
+    Limit(
+        "rope_parameters.rope_type",
+        ("default", "yarn", "deepseek_yarn", "deepseek_llama_scaling"),
+        DEEPSEEK,
+    ),
+    Limit("rope_parameters.rope_type", ("default",), "GlmMoeDsaForCausalLM"),
+    Limit("rope_interleave", (True,), DEEPSEEK),
+    Limit("rope_parameters.rope_type", ("yarn",), "GptOssForCausalLM"),
+    Limit("rope_theta", (10000.0,), "Param2MoEForCausalLM"),
+    Limit("partial_rotary_factor", (1.0,), "Param2MoEForCausalLM"),
+    # Attention.
+    Limit(
+        "use_bidirectional_attention",
+        (False,),
+        "Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM",
+        unless=lambda model: model.runner_type != "generate",
+    ),
+    Limit("use_sliding_window", (False,), "Qwen2MoeForCausalLM"),
+    Limit("clip_qkv", (), "OlmoeForCausalLM"),
+    Limit("multi_query", (True,), "GPTBigCodeForCausalLM"),
+    Limit("scale_attn_weights", (True,), "GPT2LMHeadModel"),
+    Limit("scale_attn_by_inverse_layer_idx", (False,), "GPT2LMHeadModel"),
+    Limit("add_cross_attention", (False,), "GPT2LMHeadModel"),
+    Limit("qk_layernorm", (False,), "StablelmForCausalLM"),
+    Limit("use_parallel_residual", (False,), "StablelmForCausalLM"),
+    Limit("param_sink_number", (0,), "PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM"),
+    # Routers and experts.
+    Limit("norm_topk_prob", (False,), "OlmoeForCausalLM"),
+    Limit("router_jitter_noise", (0.01,), "PhiMoEForCausalLM"),
+    Limit(
+        "topk_method",
+        ("group_limited_greedy", "noaux_tc"),
+        "DeepseekV2ForCausalLM",
+        unless=lambda model: (getattr(model.hf_config, "n_group", 1) or 1) == 1,
+    ),
+    Limit("mova_num_experts", (0,), "K2HorizonForCausalLM"),
+    # States.
+    Limit("time_step_limit", ((0.0, float("inf")),), "Mamba2ForCausalLM"),
+    Limit(
+        "mamba_norm_before_gate",
+        (False,),
+        "FalconH1ForCausalLM",
+        unless=lambda model: not model.hf_config.mamba_rms_norm,
+    ),
+    Limit("input_mult", (1.0,), "TeleFLMForCausalLM"),
+)
+
+
+def exceeded(model: Any) -> Iterator[tuple[Limit, Any]]:
+    """The limits of ``model``, the host's ModelConfig, and what its config.json has instead."""
+    names = {model.architecture, model_classes.class_of(model.architecture)}
+    for limit in LIMITS:
+        if not names.isdisjoint(limit.classes.split()):
+            found = limit.found(model)
+            if found is not None:
+                yield limit, found
