@@ -45,10 +45,12 @@ LIMITS = (
     Limit(
         "hidden_act",
         SILU,
-        "BailingMoeV2ForCausalLM Cohere2MoeForCausalLM CohereForCausalLM GraniteMoeForCausalLM "
-        "Llama4ForCausalLM Mamba2ForCausalLM MambaForCausalLM MiniMaxM2ForCausalLM "
-        "MixtralForCausalLM OlmoHybridForCausalLM OlmoeForCausalLM PhiMoEForCausalLM "
-        "Qwen3MoeForCausalLM StablelmForCausalLM TransformersMoEForCausalLM",
+        "BailingMoeForCausalLM BailingMoeV25ForCausalLM BailingMoeV2ForCausalLM "
+        "Cohere2MoeForCausalLM CohereForCausalLM GraniteMoeForCausalLM Llama4ForCausalLM "
+        "Mamba2ForCausalLM MambaForCausalLM MiniMaxM2ForCausalLM MixtralForCausalLM "
+        "OlmoHybridForCausalLM OlmoeForCausalLM Param2MoEForCausalLM PhiMoEForCausalLM "
+        "Qwen3MoeForCausalLM SarvamMLAForCausalLM SarvamMoEForCausalLM StablelmForCausalLM "
+        "Step3TextForCausalLM TransformersMoEForCausalLM",
     ),
     Limit("hidden_act", ("gelu", "gelu_pytorch_tanh"), "GemmaForCausalLM"),
     Limit("hidden_activation", ("gelu_pytorch_tanh",), "Gemma4ForCausalLM"),
@@ -73,6 +75,10 @@ LIMITS = (
     Limit("rope_parameters.rope_type", ("default",), "GlmMoeDsaForCausalLM"),
     Limit("rope_interleave", (True,), DEEPSEEK),
     Limit("rope_parameters.rope_type", ("yarn",), "GptOssForCausalLM"),
+    Limit(
+        "rope_parameters.rope_type", ("default",), "PanguUltraMoEForCausalLM Param2MoEForCausalLM"
+    ),
+    Limit("rope_parameters.rope_theta", (10000.0,), "Param2MoEForCausalLM"),
     Limit("rope_theta", (10000.0,), "Param2MoEForCausalLM"),
     Limit("partial_rotary_factor", (1.0,), "Param2MoEForCausalLM"),
     # Attention.
@@ -93,6 +99,7 @@ LIMITS = (
     Limit("param_sink_number", (0,), "PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM"),
     # Routers and experts.
     Limit("norm_topk_prob", (False,), "OlmoeForCausalLM"),
+    Limit("routed_scaling_factor", (1.0,), "MiMoV2FlashForCausalLM MiMoV2ForCausalLM"),
     Limit("router_jitter_noise", (0.01,), "PhiMoEForCausalLM"),
     Limit(
         "topk_method",
