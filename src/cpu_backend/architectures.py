@@ -44,13 +44,7 @@ def check(model: Any) -> None:
             f"{model.architecture} is made to read prompts in both directions, which the host does "
             "for their images at most: choose another model."
         )
-    for limit, found in only_with.exceeded(model):
-        right = " or ".join(map(str, limit.values)) or "none"
-        raise ConfigError(
-            f"{model.architecture} with {limit.field} {found} in its config.json would answer "
-            f"wrongly or not at all, because on a CPU the host runs it with {right} alone: choose "
-            "another model."
-        )
+    only_with.check(model)
     if kind == "kimi_linear":
         _check_kimi_linear(model)
     if not is_compared(model.architecture):

@@ -8,31 +8,41 @@ Its classes pass over such a field, or have what it asks for on GPUs alone.  Tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cpu_backend.errors import ConfigError
 from cpu_backend.host import model_classes
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Limit:
     """``classes`` of the host, or architectures that share one with others, answer right where
-    ``field`` of config.json (a name with dots: of a part of it) has one of ``values``, or is not
-    there, or ``unless(ModelConfig)``."""
+    ``field`` of their config (a name with dots: of a part of it) has one of ``values`` or is not
+    there; unless: or where another field has this value or is not there; generating: or where they
+    do not generate."""
 
     field: str
     values: tuple[Any, ...]
     classes: str
-    unless: Callable[[Any], bool] = lambda model: False
+    unless: tuple[str, Any] | None = None
+    generating: bool = False
 
-    def found(self, model: Any) -> Any:
-        """What ``model`` has instead; None if nothing else."""
-        value = model.hf_config
-        for name in self.field.split("."):
-            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-        value = tuple(value) if isinstance(value, list) else value
-        return None if value in self.values or self.unless(model) else value
+    def found(self, config: Any) -> Any:
+        """What ``config`` has instead; None if nothing else."""
+        if self.unless and _get(config, self.unless[0]) in (None, self.unless[1]):
+            return None
+        value = _get(config, self.field)
+        return None if value in self.values else value
+
+
+def _get(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+    return tuple(config) if isinstance(config, list) else config
 
 
 SILU = ("silu", "swish")
@@ -54,6 +64,7 @@ LIMITS = (
     ),
     Limit("hidden_act", ("gelu", "gelu_pytorch_tanh"), "GemmaForCausalLM"),
     Limit("hidden_activation", ("gelu_pytorch_tanh",), "Gemma4ForCausalLM"),
+    Limit("hidden_act", ("gelu",), "BertSpladeSparseEmbeddingModel"),
     Limit("activation", ("gelu",), "FalconForCausalLM"),
     Limit("mlp_hidden_act", ("relu2",), "NemotronHForCausalLM"),
     Limit("mamba_hidden_act", SILU, "NemotronHForCausalLM"),
@@ -86,7 +97,7 @@ LIMITS = (
         "use_bidirectional_attention",
         (False,),
         "Gemma2ForCausalLM Gemma3ForCausalLM GemmaForCausalLM",
-        unless=lambda model: model.runner_type != "generate",
+        generating=True,
     ),
     Limit("use_sliding_window", (False,), "Qwen2MoeForCausalLM"),
     Limit("clip_qkv", (), "OlmoeForCausalLM"),
@@ -105,7 +116,7 @@ LIMITS = (
         "topk_method",
         ("group_limited_greedy", "noaux_tc"),
         "DeepseekV2ForCausalLM",
-        unless=lambda model: (getattr(model.hf_config, "n_group", 1) or 1) == 1,
+        unless=("n_group", 1),
     ),
     Limit("mova_num_experts", (0,), "K2HorizonForCausalLM"),
     # States.
@@ -114,17 +125,37 @@ LIMITS = (
         "mamba_norm_before_gate",
         (False,),
         "FalconH1ForCausalLM",
-        unless=lambda model: not model.hf_config.mamba_rms_norm,
+        unless=("mamba_rms_norm", False),
     ),
     Limit("input_mult", (1.0,), "TeleFLMForCausalLM"),
 )
 
 
-def exceeded(model: Any) -> Iterator[tuple[Limit, Any]]:
-    """The limits of ``model``, the host's ModelConfig, and what its config.json has instead."""
-    names = {model.architecture, model_classes.class_of(model.architecture)}
+def check(model: Any) -> None:
+    """Raise ConfigError where the host would answer wrongly by the config.json of ``model``, its
+    ModelConfig."""
+    names = (model.architecture, model_classes.class_of(model.architecture))
+    _check(names, model.hf_config, model.runner_type)
+
+
+def check_parts(module: torch.nn.Module, runner: str) -> None:
+    """The same of the models in a model, of texts in one of images, by the configs they have."""
+    for part in module.modules():
+        if config := getattr(part, "config", None):
+            _check((type(part).__name__,), config, runner)
+
+
+def _check(names: tuple[str, ...], config: Any, runner: str) -> None:
     for limit in LIMITS:
-        if not names.isdisjoint(limit.classes.split()):
-            found = limit.found(model)
-            if found is not None:
-                yield limit, found
+        if not set(names) & set(limit.classes.split()):
+            continue
+        if limit.generating and runner != "generate":
+            continue
+        found = limit.found(config)
+        if found is not None:
+            right = " or ".join(map(str, limit.values)) or "none"
+            raise ConfigError(
+                f"{names[0]} with {limit.field} {found} in its config.json would answer wrongly "
+                f"or not at all, because on a CPU the host runs it with {right} alone: choose "
+                "another model."
+            )

@@ -27,6 +27,7 @@ from tests.zoo.run import Failed, Round, forked, generate
 from tests.zoo.tokens import write_tokenizer
 
 SECONDS = 3600  # for one model
+Found = tuple[str, str, str, str]  # the model's name, the variation's, state, and words
 SEEN = 0.05  # a difference of logits, in their standard deviations, above which a field has effect
 PROMPTS = text.prompts()[1:3]
 CASES = 2  # of images or sounds
@@ -35,7 +36,7 @@ CASES = 2  # of images or sounds
 LEFT_OUT = re.compile(
     r"architectures|(torch_)?dtype|model_type|auto_map|transformers_version|initializer_range"
     r"|(vocab|hidden|intermediate)_size|head_dim|num_(hidden_layers|attention_heads|key_value_heads)"
-    r"|layer_types|use_cache|is_decoder|(bos|eos|pad)_token_id"
+    r"|layer_types|use_cache|is_decoder|.*token_(id|index)"
 )
 OTHERS = {  # than a value that is a word
     "activations": ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "gelu_fast"),
@@ -259,12 +260,29 @@ def examine(kind: Kind, spec: Spec, variation: Variation) -> tuple[str, str]:
     return judge.WRONG if wrong else judge.RIGHT, words
 
 
+def examine_all(name: str, only: str = "") -> Iterator[Found]:
+    """What comes of the fields of one model, or of those whose variation has ``only`` in it."""
+    kind, spec = kinds.find(name)
+    try:
+        tried = forked(effective, KINDS[kind], spec, seconds=SECONDS)
+    except Failed as failed:
+        yield name, "", judge.ENDED, f"the zoo itself: {failed}"[:300]
+        return
+    for variation in tried:
+        if only in variation.name:
+            try:
+                state, words = forked(examine, KINDS[kind], spec, variation)
+            except Failed as failed:
+                state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
+            yield name, variation.name, state, words
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.fields", description=__doc__)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--kind", nargs="*", default=["text"], choices=sorted(KINDS))
-    parser.add_argument("--only", help="one field")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
+    parser.add_argument("--kind", nargs="*", default=sorted(KINDS), choices=sorted(KINDS))
+    parser.add_argument("--only", default="", help="words of a variation, such as a field's name")
+    parser.add_argument("--to", type=Path, help="append what was found to this file")
     arguments = parser.parse_args()
     run.prepare()
     names = arguments.names or [
@@ -273,26 +291,15 @@ def main() -> int:
         for spec in kinds.KINDS[name].SPECS
         if not spec.refused and not spec.host
     ]
+    wrong = 0
     for name in names:
-        kind, spec = kinds.find(name)
-        try:
-            found = forked(effective, KINDS[kind], spec, seconds=SECONDS)
-        except Failed as failed:
-            print(f"{name}: the zoo itself: {failed}", flush=True)
-            continue
-        for variation in found:
-            if arguments.only and arguments.only not in variation.name:
-                continue
-            try:
-                state, words = forked(examine, KINDS[kind], spec, variation)
-            except Failed as failed:
-                state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
-            line = json.dumps([name, variation.name, state, words])
-            print(line, flush=True)
-            if arguments.out:
-                with arguments.out.open("a") as file:
-                    print(line, file=file)
-    return 0
+        for found in examine_all(name, arguments.only):
+            print(json.dumps(found), flush=True)
+            wrong += found[2] == judge.WRONG
+            if arguments.to:
+                with arguments.to.open("a") as file:
+                    print(json.dumps(found), file=file)
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from cpu_backend.only_with import LIMITS
 from tests.zoo import kinds
 from tests.zoo.build import Spec
 from tests.zoo.judge import HOST, REFUSED, RIGHT, Outcome
@@ -34,6 +35,13 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.
 - **host**: the host itself cannot run it on a CPU; the notes show what it says.
 - **wrong**, **ended**: a defect of this backend, and its test fails; do not use the model yet.
+"""
+FIELDS = """\
+## Fields of config.json
+
+A small model has one config.json, and those of people have others: `python -m tests.zoo.fields`
+gives each field of each model another value, one at a time, and where `transformers` then answers
+otherwise, the host has to. Where it did not, a model with that value is refused now:
 """
 ALLOWED = (RIGHT, REFUSED, HOST)
 
@@ -78,7 +86,17 @@ def page(outcomes: dict[str, Outcome], before: str = "") -> str:
         if rows:
             parts += [f"## {kind.capitalize()}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
             parts += _absent(set(module.registered()) - {spec.name for spec in module.SPECS})
-    return "\n".join(parts)
+    return "\n".join([*parts, FIELDS, *_limits()])
+
+
+def _limits() -> Iterator[str]:
+    for limit in LIMITS:
+        right = " or ".join(f"`{value}`" for value in limit.values) or "nothing"
+        classes = ", ".join(f"`{name}`" for name in limit.classes.split())
+        unless = "unless `{}` is `{}`, ".format(*limit.unless) if limit.unless else ""
+        task = "to generate, " if limit.generating else ""
+        yield f"- `{limit.field}` other than {right}, {unless}{task}of {classes}"
+    yield ""
 
 
 def _absent(names: set[str]) -> Iterator[str]:

@@ -69,12 +69,15 @@ OURS = "layers"  # the host's setting, which nobody has given
 
 
 @patch("vllm.model_executor.model_loader.base_loader", "initialize_model", when=When.COMPUTING)
-def without_biases(original: Any) -> Any:
-    """Until they are loaded."""
+def before_weights(original: Any) -> Any:
+    """Biases add nothing until they are loaded, and every model in it has a config that the host
+    computes right."""
+    from cpu_backend import only_with
     from cpu_backend.layers import whole_weights
 
-    def initialize_model(*args: Any, **kwargs: Any) -> Any:
-        model = original(*args, **kwargs)
+    def initialize_model(vllm_config: Any, **kwargs: Any) -> Any:
+        model = original(vllm_config=vllm_config, **kwargs)
+        only_with.check_parts(model, vllm_config.model_config.runner_type)
         whole_weights.without_biases(model)
         return model
 
