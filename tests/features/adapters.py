@@ -16,7 +16,6 @@ PREFIX, A, B = "base_model.model.", ".lora_A", ".lora_B"
 
 def write(folder: Path, config: dict[str, Any], seed: int) -> Path:
     """An adapter of every projection of a Llama with ``config``."""
-    generator = torch.Generator().manual_seed(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]
@@ -29,14 +28,23 @@ def write(folder: Path, config: dict[str, Any], seed: int) -> Path:
         "mlp.up_proj": (hidden, inner),
         "mlp.down_proj": (inner, hidden),
     }
+    layers = {
+        f"model.layers.{layer}.{module}": size
+        for layer in range(config["num_hidden_layers"])
+        for module, size in sizes.items()
+    }
+    return write_for(layers, folder, seed)
+
+
+def write_for(layers: dict[str, tuple[int, int]], folder: Path, seed: int) -> Path:
+    """An adapter of linear layers with so many inputs and outputs, by their names."""
+    generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for module, (inputs, outputs) in sizes.items():
-            name = f"{PREFIX}model.layers.{layer}.{module}"
-            a = torch.randn(RANK, inputs, generator=generator)
-            b = torch.randn(outputs, RANK, generator=generator)
-            tensors[f"{name}{A}.weight"] = a * SIZE / inputs**0.5
-            tensors[f"{name}{B}.weight"] = b * SIZE / RANK**0.5
+    for layer, (inputs, outputs) in layers.items():
+        a = torch.randn(RANK, inputs, generator=generator)
+        b = torch.randn(outputs, RANK, generator=generator)
+        tensors[f"{PREFIX}{layer}{A}.weight"] = a * SIZE / inputs**0.5
+        tensors[f"{PREFIX}{layer}{B}.weight"] = b * SIZE / RANK**0.5
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     description = {
@@ -44,7 +52,7 @@ def write(folder: Path, config: dict[str, Any], seed: int) -> Path:
         "task_type": "CAUSAL_LM",
         "r": RANK,
         "lora_alpha": ALPHA,
-        "target_modules": [module.split(".")[1] for module in sizes],
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
         "bias": "none",
     }
     (folder / "adapter_config.json").write_text(json.dumps(description))

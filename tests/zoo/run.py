@@ -113,6 +113,12 @@ class Answer:
 
 _KEPT: list[Any] = []
 
+
+def keep(llm: Any) -> None:
+    """Until the process ends, which is at once; an orderly shutdown costs a second."""
+    _KEPT.append(llm)
+
+
 Prompt = tuple[int, ...]
 
 
@@ -133,7 +139,7 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(folder), **{"skip_tokenizer_init": True, **options})
-    _KEPT.append(llm)  # the process ends at once; an orderly shutdown costs a second
+    keep(llm)
     answers = []
     for asked in rounds:
         sampling = SamplingParams(
@@ -141,7 +147,7 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
         )
         prompts = [request(prompt) for prompt in asked.prompts]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        answers.append([_answer(output) for output in outputs])
+        answers.append([answer(output) for output in outputs])
     _check_replay(llm)
     return answers
 
@@ -164,7 +170,7 @@ def request(prompt: Any) -> dict[str, Any]:
     return made
 
 
-def _answer(output: Any) -> Answer:
+def answer(output: Any) -> Answer:
     completion = output.outputs[0]
     steps = [
         sorted((entry.logprob for entry in step.values()), reverse=True)
