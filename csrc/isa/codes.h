@@ -22,10 +22,12 @@ template <>
 constexpr float kUnit<fp8_t> = 256.0f;
 
 // Nearest integer, ties to even, of |x| < 2^22.
+constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23, 0x4b400000: adding it rounds
 CPU_BACKEND_INLINE VecI round_to_int(Vec x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  return (VecI)(as_bits(x + kRound) - 0x4b400000u);
+  return (VecI)(as_bits(x + kRoundToInt) - 0x4b400000u);
 }
+// The same of |x| < 2^15, as 16-bit numbers.
+CPU_BACKEND_INLINE VecH round_to_int16(Vec x) { return narrow_bits(as_bits(x + kRoundToInt)); }
 
 // ---- one number per byte -----------------------------------------------------------------------
 
@@ -97,6 +99,8 @@ CPU_BACKEND_INLINE VecI load_pairs(const int8_t* p) {
   return (VecI)_mm512_cvtepi8_epi16((__m256i)bytes);
 #elif defined(__AVX2__)
   return (VecI)_mm256_cvtepi8_epi16((__m128i)bytes);
+#elif defined(__aarch64__)  // which GCC 12 does one by one
+  return (VecI)vmovl_s8((int8x8_t)bytes);
 #else
   typedef int16_t Wide __attribute__((vector_size(kVectorBytes)));
   return (VecI) __builtin_convertvector(bytes, Wide);
