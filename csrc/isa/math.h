@@ -51,7 +51,8 @@ CPU_BACKEND_INLINE Vec exp_nonpositive(Vec x) {
   return select(x < -87.33654f, Vec{}, y * scale);
 }
 
-// 2^x for x <= 127, to 3e-6, a thousandth of a bf16 number's last bit: for results rounded to bf16.
+// 2^x for x <= 127, to 3e-6, a thousandth of a bf16 number's last bit: for results rounded to bf16
+// or to 16-bit integers.
 // 0 below -126.
 CPU_BACKEND_INLINE Vec exp2_for_bf16(Vec x) {
   constexpr float kRound = 12582912.0f;

@@ -12,8 +12,8 @@
 //           A sink adds exp(sink) to the denominator and nothing to the output.
 // Codes     fp8 is decoded in registers where it multiplies, or to bf16 before (kManyHeads).  int8
 //           meets queries and probabilities that were turned into 16-bit integers, per row and
-//           page.  A scale of keys goes into the score, one of all values into the output, one per
-//           value into the probability.
+//           page (kernels/integer_panel.h).  A scale of keys goes into the score, one of all values
+//           into the output, one per value into the probability.
 // Numerics  everything in fp32, one rounding on store; where the target multiplies pairs of bf16,
 //           queries meet bf16 keys as they are, and probabilities are rounded to bf16 before they
 //           are summed and meet values.  A row that sees no token gives zeros.
@@ -84,7 +84,7 @@ CPU_BACKEND_INLINE float code_unit(KvType type) {
   return type == KvType::kFp8E4M3 ? kUnit<fp8_t> : 1.0f;
 }
 
-// Whether the left operand is turned into 16-bit integers, as kernels/panel.h has it.
+// Whether the left operand is turned into 16-bit integers, as kernels/integer_panel.h has it.
 template <class Code>
 constexpr bool kIntegers = kSame<Code, int8_t>;
 
@@ -254,17 +254,20 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   Vec total{};
   IntegerRange range{};
   constexpr bool kToBf16 = kSame<Left<Code>, bf16_t>;
+  constexpr bool kTo16Bits = kToBf16 || kIntegers<Code>;
   constexpr float kLog2e = 1.44269504088896341f;
-  const float factor = kToBf16 ? unit * kLog2e : unit;
-  const float top = kToBf16 ? new_max * kLog2e : new_max;
+  const float factor = kTo16Bits ? unit * kLog2e : unit;
+  const float top = kTo16Bits ? new_max * kLog2e : new_max;
+  // Behind the last token lie what scales an earlier owner of the page has left.
+  const int64_t whole = count / kLanes * kLanes;
+  float rest[kLanes] = {};
+  if constexpr (kIntegers<Code>)
+    for (int64_t i = whole; i < count; ++i) rest[i - whole] = tokens.values[i];
   for (int64_t i = 0; i < count; i += kLanes) {
     const Vec below = load(scores + i) * factor - top;
-    Vec p = kToBf16 ? exp2_for_bf16(below) : exp_nonpositive(below);
+    Vec p = kTo16Bits ? exp2_for_bf16(below) : exp_nonpositive(below);
     if constexpr (kIntegers<Code>) {
-      // Behind the last token lie what scales an earlier owner of the page has left.
-      const int64_t left = count - i;
-      const Vec scaled =
-          p * load_n(tokens.values + i, static_cast<int>(left < kLanes ? left : kLanes));
+      const Vec scaled = p * load(i < whole ? tokens.values + i : rest);
       range.add(scaled);
       store(scores + i, scaled);
     } else if constexpr (kToBf16) {
@@ -350,6 +353,10 @@ void attend_partition(const AttendArgs& args, const AttendItem& item, int64_t be
     const int64_t tokens_ahead = item_end - (first + count);
     if (count == in_block && tokens_ahead > 0)
       next = KvBlock<Code>(cache, blocks[(first + count) / block_size], item.kv_head);
+    if constexpr (kIntegers<Met>)  // of every token one of its key and one of its value
+      if (next.key_scales)
+        Ahead{reinterpret_cast<const char*>(next.key_scales), 2 * sizeof(float)}.fetch_all(
+            block_size);
     multiply_page<Met>(item.row_count, round_up(count, kWholeColumns<Code>), scratch.query, key_dim,
                        block.key, 0, offset, key_dim, scratch.scores, block_size, false,
                        next.key.at, tokens_ahead, scratch.decoded);

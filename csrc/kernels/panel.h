@@ -16,8 +16,7 @@
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
-// Integers  int8 codes meet rows of 16-bit integers (to_int16_row), two multiply-adds in one
-//           instruction; the sum of a chain of kMaxIntegerDepth is exact.
+// Codes     of int8 are multiplied by integers, see kernels/integer_panel.h.
 #pragma once
 
 #include "core/gemm_plan.h"
@@ -304,79 +303,6 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
   }
 }
 
-// Rows of 16-bit integers: fp32 scale, then the numbers over it.
-constexpr int64_t kMaxIntegerDepth = 512;  // 512 * 32767 * 127 < 2^31
-constexpr int64_t kScaleHalves = 2;
-
-// How far the numbers of a row go.
-struct IntegerRange {
-  Vec largest{}, not_finite{};
-
-  CPU_BACKEND_INLINE void add(Vec v) {
-    largest = max(largest, abs(v));
-    not_finite = not_finite + v * 0.0f;
-  }
-  // max|x| / limit; NaN where a number is not finite.
-  CPU_BACKEND_INLINE float scale(float limit) const {
-    return max_lanes(largest) / limit + sum_lanes(not_finite);
-  }
-};
-
-template <class T>
-CPU_BACKEND_INLINE IntegerRange integer_range(const T* x, int64_t size) {
-  IntegerRange range;
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA { range.add(load_n(x + i, n)); });
-  return range;
-}
-
-// Turns a row of this range into such integers where it lies, with zeros up to the end of the last
-// vector; what is below 2^-126 counts as zero.
-CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size, const IntegerRange& range) {
-  const float scale = range.scale(32767.0f);
-  const float inverse = scale >= 0x1p-126f ? 1.0f / scale : 0.0f;
-  int16_t* row = reinterpret_cast<int16_t*>(x) + kScaleHalves;
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-    store_raw(row + i, narrow_bits((VecU)round_to_int(load_n(x + i, n) * inverse)));
-  });
-  store_raw(x, scale);
-}
-
-// The tile of multiply_tile() in integers, in chains of kMaxIntegerDepth; a row's scale lies before
-// it.
-template <Fetch kFetch, int kRows, int kVecs>
-CPU_BACKEND_INLINE void multiply_integers(const int16_t* a, int64_t a_stride, const int8_t* b,
-                                          int64_t b_stride, int64_t depth, float* c,
-                                          int64_t c_stride, bool accumulate, Ahead& ahead) {
-  constexpr int64_t kFetched =
-      (kStepsOfLine<int8_t> > 2 ? kStepsOfLine<int8_t> : 2) * kStepBytes<int8_t>;
-  float scales[kRows];
-  for (int r = 0; r < kRows; ++r) scales[r] = load_raw<float>(a + r * a_stride - kScaleHalves);
-  // One expression for all cases, so that tiles of all sizes contract it to a multiply-add.
-  if (!accumulate)
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + v * kLanes, Vec{});
-  if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(depth);
-  for (int64_t begin = 0; begin < depth; begin += kMaxIntegerDepth) {
-    const int64_t end = depth - begin < kMaxIntegerDepth ? depth : begin + kMaxIntegerDepth;
-    VecI acc[kRows][kVecs] = {};
-    for (int64_t k = begin; k < end; k += 2, b += 2 * b_stride) {
-      if constexpr (kFetch == Fetch::kEvenly)
-        if (k % kStepsOfLine<int8_t> == 0) ahead.fetch<kFetched>();
-      VecI w[kVecs];
-      for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + v * 2 * kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        const VecI x = broadcast(load_raw<int32_t>(a + r * a_stride + k));
-        for (int v = 0; v < kVecs; ++v) acc[r][v] = dot_pairs(acc[r][v], x, w[v]);
-      }
-    }
-    for (int r = 0; r < kRows; ++r)
-      for (int v = 0; v < kVecs; ++v) {
-        float* at = c + r * c_stride + v * kLanes;
-        store(at, load(at) + from_int(acc[r][v]) * scales[r]);
-      }
-  }
-}
-
 // c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
 // bf16 where the target multiplies pairs.
 template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels>
@@ -384,34 +310,28 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
                                         int64_t b_panel_stride, int64_t depth, float* c,
                                         int64_t c_stride, int64_t c_panel_stride, bool accumulate,
                                         Ahead& ahead) {
-  if constexpr (kSame<T, int8_t>) {
-    multiply_integers<kFetch, kRows, kVecs>(a, a_stride, b, b_stride, depth, c, c_stride,
-                                            accumulate, ahead);
-    return;
-  } else
-    for (int64_t k = 0; k < depth; k += kChainLength) {
-      Tile<kRows, kVecs, kPanels> tile{};
-      const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
-      const int64_t part = kFetch == Fetch::kInBursts && ahead.rate ? kBurstSteps : kChainLength;
-      for (int64_t i = 0; i < steps; i += part) {
-        const int64_t now = steps - i < part ? steps - i : part;
-        if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(now);
-        tile_steps<kFetch>(tile, a + k + i, a_stride, now, b + (k + i) * b_stride, b_stride,
-                           b_panel_stride, ahead);
-      }
-      if constexpr (kInBlocks<A>)
-        for (int p = 0; p < kPanels; ++p)
-          for (int r = 0; r + 2 <= kRows; r += 2)
-            for (int v = 0; v < kVecs; ++v)
-              blocks_to_rows(tile.acc[p][r][v], tile.acc[p][r + 1][v]);
-      const bool add = accumulate || k > 0;
-      for (int p = 0; p < kPanels; ++p)
-        for (int r = 0; r < kRows; ++r)
-          for (int v = 0; v < kVecs; ++v) {
-            float* at = c + p * c_panel_stride + r * c_stride + v * kLanes;
-            store(at, add ? load(at) + tile.acc[p][r][v] : tile.acc[p][r][v]);
-          }
+  for (int64_t k = 0; k < depth; k += kChainLength) {
+    Tile<kRows, kVecs, kPanels> tile{};
+    const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
+    const int64_t part = kFetch == Fetch::kInBursts && ahead.rate ? kBurstSteps : kChainLength;
+    for (int64_t i = 0; i < steps; i += part) {
+      const int64_t now = steps - i < part ? steps - i : part;
+      if constexpr (kFetch == Fetch::kInBursts) ahead.fetch_all(now);
+      tile_steps<kFetch>(tile, a + k + i, a_stride, now, b + (k + i) * b_stride, b_stride,
+                         b_panel_stride, ahead);
     }
+    if constexpr (kInBlocks<A>)
+      for (int p = 0; p < kPanels; ++p)
+        for (int r = 0; r + 2 <= kRows; r += 2)
+          for (int v = 0; v < kVecs; ++v) blocks_to_rows(tile.acc[p][r][v], tile.acc[p][r + 1][v]);
+    const bool add = accumulate || k > 0;
+    for (int p = 0; p < kPanels; ++p)
+      for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVecs; ++v) {
+          float* at = c + p * c_panel_stride + r * c_stride + v * kLanes;
+          store(at, add ? load(at) + tile.acc[p][r][v] : tile.acc[p][r][v]);
+        }
+  }
 }
 
 // Any number of rows up to kMaxRows, as a compile-time constant.

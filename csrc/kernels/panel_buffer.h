@@ -1,7 +1,7 @@
 // Panels side by side, as a page of keys or values has them, and products with a part of them.
 #pragma once
 
-#include "kernels/panel_tiles.h"
+#include "kernels/integer_panel.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -50,6 +50,43 @@ void multiply_columns(int64_t rows, int64_t count, const A* a, int64_t a_stride,
     multiply_panel(rows, now, a, a_stride, b.at + offset, b.width(at), depth, c + done, c_stride,
                    accumulate, next && at < next_columns ? next + offset : nullptr);
   });
+}
+
+// The same for integers and codes, with several whole panels to a tile of few rows: as many as fit
+// the registers.  The only half ones are of 16 columns.
+static inline void multiply_columns(int64_t rows, int64_t count, const int16_t* a, int64_t a_stride,
+                                    const PanelBuffer<int8_t>& b, int64_t k, int64_t column,
+                                    int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                                    const int8_t* next, int64_t next_columns) {
+  for (int64_t done = 0; done < count;) {
+    const int64_t at = column + done, offset = b.offset(k, at);
+    const int8_t* const ahead = next && at < next_columns ? next + offset : nullptr;
+    const auto product = [&](int64_t row) CPU_BACKEND_LAMBDA {
+      return IntegerProduct{a + row * a_stride,
+                            a_stride,
+                            b.at + offset,
+                            b.width(at),
+                            kPanelWidth * b.depth,
+                            c + row * c_stride + done,
+                            c_stride,
+                            row == 0 ? ahead : nullptr};
+    };
+    const int64_t whole = at % kPanelWidth == 0 ? (count - done) / kPanelWidth : 0;
+    if (whole >= 4 && rows <= kMaxRows / 4) {
+      multiply_integer_rows<kPanelVecs, 4>(rows, product(0), depth, accumulate);
+      done += 4 * kPanelWidth;
+    } else if (whole >= 2 && rows <= kMaxRows / 3) {
+      multiply_integer_rows<kPanelVecs, 2>(rows, product(0), depth, accumulate);
+      done += 2 * kPanelWidth;
+    } else {
+      for_each_tile<int16_t>(rows, [&](int64_t row, int64_t now) CPU_BACKEND_LAMBDA {
+        if constexpr (kPanelWidth > 16)
+          if (whole == 0) return multiply_integer_rows<1, 1>(now, product(row), depth, accumulate);
+        multiply_integer_rows<kPanelVecs, 1>(now, product(row), depth, accumulate);
+      });
+      done += whole > 0 ? kPanelWidth : kLanes;
+    }
+  }
 }
 
 #if defined(CPU_BACKEND_TILES)

@@ -1,0 +1,126 @@
+// Rows of 16-bit integers by panels of int8 codes: what queries and probabilities are to the keys
+// and values of an int8 cache.  Two multiply-adds in one instruction, and sums of kMaxIntegerDepth
+// products are exact: so a row's result does not depend on the rows or panels taken with it.
+//
+// Tiles     a few rows by several panels side by side, as many as the registers hold: with one
+//           panel, a single row spent as much time between its loops as in them.
+#pragma once
+
+#include "kernels/panel_tiles.h"
+
+namespace CPU_BACKEND_NAMESPACE {
+
+// A row of 16-bit integers: fp32 scale, then the numbers over it.
+constexpr int64_t kMaxIntegerDepth = 512;  // 512 * 32767 * 127 < 2^31
+constexpr int64_t kScaleHalves = 2;
+
+// How far the numbers of a row go.
+struct IntegerRange {
+  VecI bits{};  // of |x|: in the order of the numbers, infinity and NaN behind them
+
+  CPU_BACKEND_INLINE void add(Vec v) {
+    const VecI other = (VecI)as_bits(abs(v));
+    bits = other > bits ? other : bits;
+  }
+  CPU_BACKEND_INLINE float largest() const {
+    const int32_t most = max_lanes(bits);
+    return load_raw<float>(&most);
+  }
+  // max|x| / limit; NaN where a number is not finite.
+  CPU_BACKEND_INLINE float scale(float limit) const { return largest() / limit + largest() * 0.0f; }
+};
+
+template <class T>
+CPU_BACKEND_INLINE IntegerRange integer_range(const T* x, int64_t size) {
+  IntegerRange range;
+  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA { range.add(load_n(x + i, n)); });
+  return range;
+}
+
+// Turns a row of this range, whole vectors, into such integers where it lies; with a scale below
+// 2^-126 all count as zero.
+CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size, const IntegerRange& range) {
+  const float inverse = range.largest() >= 0x1p-111f ? 32767.0f / range.largest() : 0.0f;
+  int16_t* row = reinterpret_cast<int16_t*>(x) + kScaleHalves;
+  for (int64_t i = 0; i < size; i += kLanes)
+    store_raw(row + i, round_to_int16(load(x + i) * inverse));
+  store_raw(x, range.scale(32767.0f));
+}
+
+// Panels lie `panel_stride` codes apart.  `next`, unless null, is where as much lies that comes
+// next, and is fetched into L2 meanwhile.
+struct IntegerProduct {
+  const int16_t* a;
+  int64_t a_stride;
+  const int8_t* b;
+  int64_t b_stride, panel_stride;
+  float* c;
+  int64_t c_stride;
+  const int8_t* next;
+};
+
+// Steps of k between two turns of the loop: they take whole lines of a panel.
+constexpr int64_t kIntegerSteps = kPanelWidth < 16 ? Ahead::kLine / kPanelWidth : 4;
+
+template <int kRows, int kVecs, int kPanels>
+CPU_BACKEND_NOINLINE void multiply_integers(const IntegerProduct& product, int64_t depth,
+                                            bool accumulate) {
+  const IntegerProduct of = product;  // a copy that no store to c can change
+  const int8_t* b = of.b;
+  const char* next = reinterpret_cast<const char*>(of.next);
+  uint32_t kept = accumulate ? ~0u : 0u;  // bits of what is there
+  for (int64_t begin = 0; begin < depth; begin += kMaxIntegerDepth) {
+    const int64_t end = depth - begin < kMaxIntegerDepth ? depth : begin + kMaxIntegerDepth;
+    VecI acc[kPanels][kRows][kVecs];
+    for (auto& panel : acc)
+      for (auto& row : panel)
+        for (VecI& sum : row) sum = VecI{};
+    const auto step = [&](int64_t k) CPU_BACKEND_LAMBDA {
+      for (int p = 0; p < kPanels; ++p) {
+        VecI w[kVecs];
+        for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + p * of.panel_stride + v * 2 * kLanes);
+        for (int r = 0; r < kRows; ++r) {
+          const VecI x = broadcast(load_raw<int32_t>(of.a + r * of.a_stride + k));
+          for (int v = 0; v < kVecs; ++v) acc[p][r][v] = dot_pairs(acc[p][r][v], x, w[v]);
+        }
+      }
+      b += 2 * of.b_stride;
+    };
+    int64_t k = begin;
+    for (; k + kIntegerSteps <= end; k += kIntegerSteps) {
+      if (next) {
+        for (int p = 0; p < kPanels; ++p)
+          for (int64_t i = 0; i < kIntegerSteps * kPanelWidth; i += Ahead::kLine)
+            __builtin_prefetch(next + p * of.panel_stride + i, 0, 2);
+        next += kIntegerSteps * kPanelWidth;
+      }
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kIntegerSteps; i += 2) step(k + i);
+    }
+    for (; k < end; k += 2) step(k);
+    // One expression for all cases, so that tiles of all sizes contract it to a multiply-add.
+    for (int r = 0; r < kRows; ++r) {
+      const float scale = load_raw<float>(of.a + r * of.a_stride - kScaleHalves);
+      for (int p = 0; p < kPanels; ++p)
+        for (int v = 0; v < kVecs; ++v) {
+          float* at = of.c + p * kPanelWidth + r * of.c_stride + v * kLanes;
+          const Vec before = from_bits(as_bits(load(at)) & kept);
+          store(at, before + from_int(acc[p][r][v]) * scale);
+        }
+    }
+    kept = ~0u;
+  }
+}
+
+// Up to kMaxRows / kPanels rows, as a compile-time constant.
+template <int kVecs, int kPanels, int kRows = kMaxRows / kPanels>
+CPU_BACKEND_INLINE void multiply_integer_rows(int64_t rows, const IntegerProduct& of, int64_t depth,
+                                              bool accumulate) {
+  if (rows == kRows) {
+    multiply_integers<kRows, kVecs, kPanels>(of, depth, accumulate);
+  } else if constexpr (kRows > 1) {
+    multiply_integer_rows<kVecs, kPanels, kRows - 1>(rows, of, depth, accumulate);
+  }
+}
+
+}  // namespace CPU_BACKEND_NAMESPACE
