@@ -24,6 +24,8 @@ struct Case {
   int window = 0;
   float softcap = 0.0f;
   bool alibi = false, sinks = false;
+  bool one_query = false;  // all tokens of a request ask the same
+  float all = NAN;         // unless NaN: queries and values, and keys less it
   uint64_t seed = 61;
 
   int value_dim() const { return narrow ? narrow : head_dim; }
@@ -64,12 +66,22 @@ class Step {
       values_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.value_dim());
       keys_.back().fill(random, -2.0, 2.0);
       values_.back().fill(random, -1.0, 1.0);
+      if (!std::isnan(c.all)) {
+        keys_.back().fill(random, -c.all, -c.all);
+        values_.back().fill(random, c.all, c.all);
+      }
       cached_keys_.push_back(cached(keys_.back(), kKeyScale));
       cached_values_.push_back(cached(values_.back(), kValueScale));
       for (int t = 0; t < request.query_len; ++t)
         for (int h = 0; h < c.num_heads; ++h)
-          for (int d = 0; d < c.head_dim; ++d)
-            query_.set(start_.back() + t, h * head_stride() + d, random.uniform(-2.0, 2.0));
+          for (int d = 0; d < c.head_dim; ++d) {
+            const int64_t column = h * head_stride() + d;
+            const float first = query_.get(start_.back(), column);
+            query_.set(start_.back() + t, column,
+                       !std::isnan(c.all)     ? c.all
+                       : c.one_query && t > 0 ? first
+                                              : static_cast<float>(random.uniform(-2.0, 2.0)));
+          }
       start_.push_back(start_.back() + request.query_len);
       seq_lens_.push_back(request.seq_len);
       causal_.push_back(c.causal == 2 ? i % 2 == 0 : c.causal == 1);

@@ -166,6 +166,59 @@ void test_attention_over_codes() {
 }
 const Registration g("attention/test_attention_over_codes", test_attention_over_codes);
 
+// Sums of integers as large as they come, in pages longer than one of them, and scales of zero.
+void test_attention_over_int8_at_its_limits() {
+  for_each_target_and_emulated([](const KernelTable& table) {
+    for (float all : {2.0f, -2.0f, 0.0f}) {
+      for (const auto& [head_dim, block_size] : {std::pair{512, 16}, {528, 32}, {16, 1040}}) {
+        if (kEmulated && all < 0.0f) continue;
+        Case c;
+        c.kv = KvType::kInt8;
+        c.all = all;
+        c.head_dim = head_dim;
+        c.block_size = block_size;
+        c.requests = {{1, 1}, {3, 600}};
+        check_case(table, c);
+      }
+    }
+  });
+}
+const Registration i("attention/test_attention_over_int8_at_its_limits",
+                     test_attention_over_int8_at_its_limits);
+
+// Tiles of every number of rows and panels; a token's bits are those that it has in a longer chunk.
+void test_attention_over_int8_in_every_tile() {
+  for_each_target_and_emulated([](const KernelTable& table) {
+    for (int heads = 1; heads <= (kEmulated ? 4 : 13); ++heads) {
+      for (int head_dim : {16, 48, 64, 80, 112, 144}) {
+        Case c;
+        c.type = kTypes[heads % 3];
+        c.kv = KvType::kInt8;
+        c.num_heads = heads;
+        c.num_kv_heads = 1;
+        c.head_dim = head_dim;
+        c.block_size = head_dim == 64 ? 128 : 48;
+        c.one_query = true;
+        c.requests = {{1, 140}};
+        check_case(table, c);
+        Step alone(c, all_of(c));
+        const Buffer last = alone.run(table, 1);
+        for (int chunk : {2, 3, 29}) {
+          c.requests = {{chunk, 140}};
+          Step step(c, all_of(c));
+          const Buffer out = step.run(table, 1);
+          bool same = true;
+          for (int64_t column = 0; column < out.columns(); ++column)
+            same = same && out.bits(chunk - 1, column) == last.bits(0, column);
+          expect(same, "%s: a chunk of %d changes the result", label_of(c).c_str(), chunk);
+        }
+      }
+    }
+  });
+}
+const Registration j("attention/test_attention_over_int8_in_every_tile",
+                     test_attention_over_int8_in_every_tile);
+
 constexpr KvType kAllKv[] = {KvType::kActivations, KvType::kFp8E4M3, KvType::kFp8E5M2,
                              KvType::kInt8};
 
