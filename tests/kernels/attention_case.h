@@ -25,7 +25,7 @@ struct Case {
   float softcap = 0.0f;
   bool alibi = false, sinks = false;
   bool one_query = false;  // all tokens of a request ask the same
-  float all = NAN;         // unless NaN: queries and values, and keys less it
+  float all = NAN;  // unless NaN: queries, keys and values, with signs that tell tokens apart
   uint64_t seed = 61;
 
   int value_dim() const { return narrow ? narrow : head_dim; }
@@ -66,9 +66,11 @@ class Step {
       values_.emplace_back(c.type, request.seq_len, c.num_kv_heads * c.value_dim());
       keys_.back().fill(random, -2.0, 2.0);
       values_.back().fill(random, -1.0, 1.0);
-      if (!std::isnan(c.all)) {
-        keys_.back().fill(random, -c.all, -c.all);
-        values_.back().fill(random, c.all, c.all);
+      for (int t = 0; !std::isnan(c.all) && t < request.seq_len; ++t) {
+        const float sign = t % 2 ? 1.0f : -1.0f;
+        for (int64_t i = 0; i < keys_.back().columns(); ++i) keys_.back().set(t, i, sign * c.all);
+        for (int64_t i = 0; i < values_.back().columns(); ++i)
+          values_.back().set(t, i, -sign * c.all);
       }
       cached_keys_.push_back(cached(keys_.back(), kKeyScale));
       cached_values_.push_back(cached(values_.back(), kValueScale));
