@@ -81,7 +81,7 @@ CPU_BACKEND_NOINLINE void multiply_integers(const IntegerProduct& product, int64
         for (int v = 0; v < kVecs; ++v) w[v] = load_pairs(b + p * of.panel_stride + v * 2 * kLanes);
         for (int r = 0; r < kRows; ++r) {
           const VecI x = broadcast(load_raw<int32_t>(of.a + r * of.a_stride + k));
-          for (int v = 0; v < kVecs; ++v) acc[p][r][v] = dot_pairs(acc[p][r][v], x, w[v]);
+          for (int v = 0; v < kVecs; ++v) acc[p][r][v] = dot_pairs_in_place(acc[p][r][v], x, w[v]);
         }
       }
       b += 2 * of.b_stride;

@@ -12,7 +12,6 @@ import json
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ PROMPTS = text.prompts()[1:3]
 
 
 def write(model: torch.nn.Module, folder: Path) -> Path:
-    """An adapter of random numbers for every linear layer of ``model`` but LEFT_OUT, in a folder."""
+    """An adapter of random numbers in ``folder``, for every linear layer of ``model`` but LEFT_OUT."""
     layers = {
         name: (layer.in_features, layer.out_features)
         for name, layer in model.named_modules()
@@ -38,8 +37,8 @@ def write(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def generate(folder: Path, adapter: Path, whole: bool) -> list[list[Answer]]:
-    """Each prompt with the adapter and without it, at once and alone."""
+def generate(folder: Path, adapter: Path, whole: bool) -> list[Answer]:
+    """To each prompt with the adapter, then to each without it, asked at once."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -55,13 +54,10 @@ def generate(folder: Path, adapter: Path, whole: bool) -> list[list[Answer]]:
     run.keep(llm)
     sampling = SamplingParams(detokenize=False, **dict(text.SCORED))
     request = LoRARequest("random", 1, str(adapter))
-    rounds = []
-    for asked in ([*PROMPTS, *PROMPTS], *([prompt] for prompt in PROMPTS)):
-        uses = [request] * ((len(asked) + 1) // 2) + [None] * (len(asked) // 2)
-        prompts = [run.request(prompt) for prompt in asked]
-        outputs = llm.generate(prompts, sampling, lora_request=uses, use_tqdm=False)
-        rounds.append([run.answer(output) for output in outputs])
-    return rounds
+    asked = [run.request(prompt) for prompt in (*PROMPTS, *PROMPTS)]
+    uses = [request] * len(PROMPTS) + [None] * len(PROMPTS)
+    outputs = llm.generate(asked, sampling, lora_request=uses, use_tqdm=False)
+    return [run.answer(output) for output in outputs]
 
 
 def examine(spec: Spec) -> tuple[str, str]:
@@ -72,22 +68,20 @@ def examine(spec: Spec) -> tuple[str, str]:
         model = build(spec, folder)
         adapter = write(model, Path(name) / "adapter")
         try:
-            rounds = forked(generate, folder, adapter, spec.whole_prompts)
+            answers = forked(generate, folder, adapter, spec.whole_prompts)
         except Failed as failed:
             outcome = judge.failure(failed)
             return outcome.state, outcome.note
         merged = adapters.merge(copy.deepcopy(model), adapter)
-    changed = judge.worst_error(merged, dict(zip(PROMPTS, rounds[0][2:], strict=True)))
-    if changed < SEEN:
+    having = dict(zip(PROMPTS, answers[: len(PROMPTS)], strict=True))
+    lacking = dict(zip(PROMPTS, answers[len(PROMPTS) :], strict=True))
+    if judge.worst_error(merged, lacking) < SEEN:
         return judge.ENDED, "the adapter changes nothing: this is no test"
     errors = {
-        "with it": judge.worst_error(merged, dict(zip(PROMPTS, rounds[0][:2], strict=True))),
-        "without it": judge.worst_error(model, dict(zip(PROMPTS, rounds[0][2:], strict=True))),
+        "with it": judge.worst_error(merged, having),
+        "without it": judge.worst_error(model, lacking),
     }
     faults = [f"{way}: {off:.3f} deviations off" for way, off in errors.items() if off > judge.TIE]
-    alone = [found for [found] in rounds[1:]]
-    if any(judge.difference(a, b) for a, b in zip(rounds[0][:2], alone, strict=True)):
-        faults.append("answers alone and together differ")
     return (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
 
 
