@@ -171,13 +171,17 @@ def _refuse_missing_features(config: VllmConfig) -> None:
         )
     if config.weight_transfer_config is not None:
         raise ConfigError(WEIGHTS_ARE_PACKED)
-    if config.lora_config is not None and (
-        config.model_config.is_moe or config.model_config.use_mla
-    ):
+    model = config.model_config
+    if config.lora_config is not None and (model.is_moe or model.use_mla):
         raise ConfigError(
             "LoRA adapters are not supported for mixtures of experts and latent attention on the "
             "CPU yet: leave --enable-lora out, or serve a checkpoint that the adapter is merged "
             "into."
+        )
+    if config.lora_config is not None and model.architecture in architectures.WITHOUT_ADAPTERS:
+        raise ConfigError(
+            f"LoRA adapters of {model.architecture} would be computed wrongly or not at all: leave "
+            "--enable-lora out, or serve a checkpoint that the adapter is merged into."
         )
 
 

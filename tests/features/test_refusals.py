@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cpu_backend.architectures import WITHOUT_ADAPTERS
 from cpu_backend.errors import ConfigError
 from cpu_backend.only_with import LIMITS
 from tests.e2e.forked_cli import Run, run_all
@@ -278,6 +279,14 @@ def test_what_the_hosts_class_does_not_read(
     words = re.escape(f"{name} with {key} {value} ")
     with pytest.raises(ConfigError, match=rf"{words}.* choose another model"):
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize("name", WITHOUT_ADAPTERS)
+def test_adapters_that_the_host_would_compute_wrongly(name: str, tmp_path: Path) -> None:
+    spec = next(spec for spec in text_specs.SPECS if spec.name == name)
+    build.write_config(spec, tmp_path)
+    with pytest.raises(ConfigError, match=rf"adapters of {name} .*: leave --enable-lora out"):
+        _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True, enable_lora=True)
 
 
 def test_limits_are_of_classes_that_the_host_has() -> None:

@@ -27,7 +27,7 @@ PROMPTS = text.prompts()[1:3]
 
 
 def write(model: torch.nn.Module, folder: Path) -> Path:
-    """An adapter of random numbers in ``folder``, for every linear layer of ``model`` but LEFT_OUT."""
+    """An adapter of random numbers for the linear layers of ``model``, in ``folder``."""
     layers = {
         name: (layer.in_features, layer.out_features)
         for name, layer in model.named_modules()
