@@ -121,55 +121,49 @@ def into_experts(load: Load) -> Load:
 
 
 class Watched(torch.Tensor):
-    """A tensor of the checkpoint that knows whether anybody has looked at it."""
+    """A tensor of the checkpoint that adds its ``kind`` to ``taken`` when anybody looks at it."""
 
-    used = False
+    kind: str
+    taken: set[str]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for value in args:
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Watched):
-                    tensor.used = True
+                    tensor.taken.add(tensor.kind)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
 
 
 class Biases:
-    """Those of a checkpoint that is being read, and whether a layer takes them."""
+    """Those of a checkpoint that is being read, and whether a layer takes them; those of zeros
+    alone, as quantizers write them, make no difference."""
 
     def __init__(self) -> None:
-        self._biases: dict[str, Watched] = {}
-        self._others: list[tuple[str, Watched]] = []  # by the layer's name
+        self._taken: dict[str, set[str]] = {}  # of each layer that has one; no tensor is kept
 
     def watch(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[Any]:
         """The same pairs of names and tensors.  A file has the bias of a layer before the rest."""
         for name, tensor in weights:
             layer, _, kind = name.rpartition(".")
-            if kind == "bias":
-                tensor = self._biases[layer] = tensor.as_subclass(Watched)
-            elif layer in self._biases:
+            if kind == "bias" and tensor.any():
+                self._taken[layer] = set()
+            if layer in self._taken:
                 tensor = tensor.as_subclass(Watched)
-                self._others.append((layer, tensor))
+                tensor.kind, tensor.taken = kind, self._taken[layer]
             yield name, tensor
 
     def check(self, model: torch.nn.Module) -> None:
         """Raise ConfigError where ``model`` has taken what a layer has beside its bias, but not
-        the bias; those of zeros alone, as quantizers write them, make no difference."""
-        taken = {layer for layer, tensor in self._others if tensor.used}
-        left = [
-            f"{name}.bias" for name, bias in self._biases.items() if _is_left(bias, name, taken)
-        ]
+        the bias."""
+        left = [layer for layer, kinds in self._taken.items() if kinds and "bias" not in kinds]
         if left:
             raise ConfigError(
-                f"The host's {type(model).__name__} has no place for {left[0]}, one of "
+                f"The host's {type(model).__name__} has no place for {left[0]}.bias, one of "
                 f"{len(left)} such biases of the checkpoint, and would answer wrongly without "
                 "them: choose another model."
             )
-
-
-def _is_left(bias: Watched, layer: str, taken: set[str]) -> bool:
-    return layer in taken and not bias.used and bool(bias.any())
 
 
 def without_biases(model: torch.nn.Module) -> None:
