@@ -137,12 +137,13 @@ class CpuBackendPlatform(CpuPlatform):
         ops.load()
         _refuse_missing_features(vllm_config)
         _refuse_offloading(vllm_config)
+        cache_dtype = vllm_config.cache_config.cache_dtype
         if vllm_config.model_config is not None:
             architectures.check(vllm_config.model_config)
             providers.check(vllm_config.model_config.quantization)
+            kv_dtypes.check(cache_dtype, vllm_config.model_config.dtype)
         _set_block_size(vllm_config)
         _set_state_dtype(vllm_config)
-        kv_dtypes.check(vllm_config.cache_config.cache_dtype)
         _set_executor(vllm_config)
         if vllm_config.parallel_config.nnodes > 1:
             use_network_towards(vllm_config.parallel_config.master_addr)

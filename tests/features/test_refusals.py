@@ -111,6 +111,13 @@ def test_schemes_of_checkpoints_for_one_that_has_none(model_path: str, scheme: s
         _configure(model_path, quantization=scheme)
 
 
+def test_a_cache_in_other_16_bits_than_the_model(model_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"float16 .* a model in bfloat16: .* --dtype float16 too"):
+        _configure(model_path, kv_cache_dtype="float16")
+    for dtype in ("bfloat16", "fp8"):
+        assert _configure(model_path, kv_cache_dtype=dtype).cache_config.cache_dtype == dtype
+
+
 def test_new_weights_from_a_trainer(model_path: str) -> None:
     with pytest.raises(ConfigError, match=r"weights are packed .* start another"):
         _configure(model_path, weight_transfer_config={"backend": "ipc"})

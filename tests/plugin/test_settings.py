@@ -78,6 +78,10 @@ def test_what_cannot_be_done_is_refused(option: dict[str, Any], said: str) -> No
         settings.look(_arguments(**option))
 
 
+def test_what_is_switched_off_need_not_be_supported() -> None:
+    settings.look(_arguments(enable_batch_sharded_sampling=False))
+
+
 def test_a_setting_that_is_new_in_the_host_is_warned_of(log: pytest.LogCaptureFixture) -> None:
     @dataclasses.dataclass
     class Later(AsyncEngineArgs):

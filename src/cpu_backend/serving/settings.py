@@ -121,8 +121,11 @@ def look(arguments: Any) -> None:
         if "cuda" in str(getattr(arguments, name)):
             raise ConfigError(f"{given[name]} needs a GPU: leave it out.")
     for reason, names in REFUSED.items():
-        for said in (given[name] for name in names.split() if name in given):
-            raise ConfigError(f"{said} is not supported on the CPU ({reason}): leave it out.")
+        for name in given.keys() & set(names.split()):
+            if getattr(arguments, name) is not False:  # which asks for nothing
+                raise ConfigError(
+                    f"{given[name]} is not supported on the CPU ({reason}): leave it out."
+                )
     for reason, names in CHANGE_NOTHING.items():
         if unused := [name for name in names.split() if name in given]:
             verb = "changes" if len(unused) == 1 else "change"
