@@ -6,12 +6,16 @@ from typing import Any
 
 from cpu_backend import architectures
 from cpu_backend.errors import ConfigError
+from cpu_backend.host.seam import Hosts
+from cpu_backend.host.source import host
 
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 # Heads that the host runs by code of their own, which nobody has tried here.
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")
 # Refused before weights are read; attention/states.py refuses all that have such layers.
 _MAMBA_1 = ("JambaForCausalLM",)
+# These do not say in every step how many drafts of the one before were accepted.
+_WITHOUT_COUNTS = Hosts(until=(0, 32))
 MAMBA_1_STATES = (
     "speculative decoding is not supported for models with Mamba layers of the first kind, for "
     "which the host keeps no states of drafts: leave --speculative-config out."
@@ -48,6 +52,11 @@ def check(config: Any) -> None:
         )
     if target is not None and target.architecture in _MAMBA_1:
         raise ConfigError(MAMBA_1_STATES)
+    if target is not None and target.has_inner_state and host() in _WITHOUT_COUNTS:
+        raise ConfigError(
+            f"speculative decoding of {target.architecture}, whose layers have recurrent states, "
+            "needs vLLM 0.32 or later: leave --speculative-config out."
+        )
     refused = {
         "rejection_sample_method": speculation.rejection_sample_method != "standard",
         "parallel_drafting": speculation.parallel_drafting,

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,37 @@ def test_everything_that_is_changed_is_declared_with_a_symbol() -> None:
     assert len(seam.changes()) > 30
     for change in seam.changes():
         assert change.symbols, change.file
-    assert len(list(seam.relied_on())) > 150
+    assert len(list(seam.relied_on(source.host()))) > 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["0.31.0"])
+def test_another_host_that_is_supported_has_all_that_is_relied_on(
+    release: str, tmp_path: Path
+) -> None:
+    """By its sources alone; 0.33 is installed and used by tests/try_host.sh."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path)]
+    subprocess.run([*pip, f"vllm=={release}"], check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path, [n for n in archive.namelist() if n.endswith(".py")])
+    host.declare()
+    assert seam.differences(source.Source(tmp_path / "vllm")) == []
+
+
+def test_a_change_is_of_the_hosts_that_it_names(small: source.Source) -> None:
+    small.release = (0, 32)
+    assert small in seam.Hosts()
+    assert small in seam.Hosts(since=(0, 32), until=(0, 33))
+    assert small not in seam.Hosts(since=(0, 33))
+    assert small not in seam.Hosts(until=(0, 32))
+
+
+def test_the_release_of_a_host_is_what_its_package_says(small: source.Source) -> None:
+    assert small.release > (1000, 0)
+    version = "__version__: str\n__version__ = version = '0.31.2+cpu'\n"
+    (small.root / "_version.py").write_text(version)
+    assert source.Source(small.root).release == (0, 31)
 
 
 CODE = '''

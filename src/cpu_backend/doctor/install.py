@@ -220,7 +220,7 @@ def _plugin(facts: Facts) -> Iterator[Finding]:
         first, more = facts.differences[0], len(facts.differences) - 1
         rest = f" ({more} more: python -m cpu_backend.host)" if more else ""
         said = f"the installed vLLM {first}{rest}"
-        yield problem("changes", said, "install vLLM 0.32 or 0.33 as it was published")
+        yield problem("changes", said, "install vLLM as it was published")
     elif facts.decision is not None and facts.decision.active:
         yield ok("changes", f"all {facts.num_changes} changes fit the installed vLLM")
 

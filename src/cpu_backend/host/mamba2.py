@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cpu_backend.host.seam import When, patch
+from cpu_backend.host.seam import Hosts, When, patch
 
 
 @patch(
@@ -61,6 +61,7 @@ def convolve_and_scan(original: Any) -> Any:
     "vllm.model_executor.layers.mamba.mamba_mixer2",
     "MambaMixer2.get_kv_cache_spec(self, vllm_config)",
     when=When.COMPUTING,
+    hosts=Hosts(since=(0, 32)),  # none is put aside before
 )
 def without_states_aside(original: Any) -> Any:
     """As of other layers with states."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.host.seam import patch
+from cpu_backend.host.seam import Hosts, patch
 
 
 @patch(
     "vllm.model_executor.models.minicpmv4_7",
     "MiniCPMV4_7ForConditionalGeneration._init_canvas_mrope(self, vllm_config)",
+    hosts=Hosts(since=(0, 32)),  # which have the model
 )
 def place_on_canvas(original: Any) -> Any:
     """Unless the config says otherwise."""

@@ -43,43 +43,61 @@ class When(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """Releases of the host from ``since`` on and before ``until``; all of them where these are
+    empty."""
+
+    since: tuple[int, ...] = ()
+    until: tuple[int, ...] = ()
+
+    def __contains__(self, host: Source) -> bool:
+        return self.since <= host.release and (not self.until or host.release < self.until)
+
+
+ALL = Hosts()
+
+
+@dataclass(frozen=True)
 class Change:
     """``act(module)`` changes the first of ``modules`` that the host has, which must have the
-    ``symbols``; ``file``: the module of this folder that declares it."""
+    ``symbols``; ``file``: the module of this folder that declares it; ``hosts``: of which ones."""
 
     modules: Modules
     symbols: tuple[str, ...]
     when: When
     act: Callable[[Any], None]
     file: str
+    hosts: Hosts
 
 
 _changes: list[Change] = []
-_relied_on: list[tuple[Modules, str]] = []
+_relied_on: list[tuple[Modules, str, Hosts]] = []
 
 
 def change(
-    modules: Modules, *symbols: str, when: When = When.STARTING
+    modules: Modules, *symbols: str, when: When = When.STARTING, hosts: Hosts = ALL
 ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """The function that this decorates changes a module of the host, which it is given."""
 
     def declare(act: Callable[[Any], None]) -> Callable[[Any], None]:
-        _changes.append(Change(modules, symbols, when, act, act.__module__))
+        _changes.append(Change(modules, symbols, when, act, act.__module__, hosts))
         return act
 
     return declare
 
 
-def rely_on(module: str, *symbols: str) -> str:
+def rely_on(module: str, *symbols: str, hosts: Hosts = ALL) -> str:
     """Declare that the host must have them, where nothing is changed; the first one's full name."""
-    _relied_on.extend((module, symbol) for symbol in symbols)
+    _relied_on.extend((module, symbol, hosts) for symbol in symbols)
     return f"{module}.{symbols[0].partition('(')[0]}"
 
 
 Make = Callable[[Any], Any]
 
 
-def patch(modules: Modules, symbol: str, when: When = When.STARTING) -> Callable[[Make], Make]:
+def patch(
+    modules: Modules, symbol: str, when: When = When.STARTING, hosts: Hosts = ALL
+) -> Callable[[Make], Make]:
     """The function that this decorates makes the replacement of ``symbol`` from the original."""
     path = symbol.partition("(")[0]
 
@@ -88,7 +106,7 @@ def patch(modules: Modules, symbol: str, when: When = When.STARTING) -> Callable
             replace(module, path, make)
 
         act.__module__ = make.__module__
-        change(modules, symbol, when=when)(act)
+        change(modules, symbol, when=when, hosts=hosts)(act)
         return make
 
     return declare
@@ -109,13 +127,13 @@ def replace(owner: Any, path: str, make: Make) -> None:
 
 
 def changes() -> tuple[Change, ...]:
-    """All that are declared, once the files of this folder are imported."""
-    return tuple(_changes)
+    """All that are declared for this host, once the files of this folder are imported."""
+    return tuple(one for one in _changes if source.host() in one.hosts)
 
 
 def apply(when: When) -> None:
     """Do what is declared for that time.  Once each: callers see to that."""
-    for one in _changes:
+    for one in changes():
         if one.when is when:
             when_loaded(source.host().first(one.modules), one.act)
 
@@ -128,12 +146,14 @@ def load(modules: Modules) -> Any:
 # ---- what the host must have ---------------------------------------------------------------------
 
 
-def relied_on() -> Iterator[tuple[Modules, str]]:
+def relied_on(host: Source) -> Iterator[tuple[Modules, str]]:
     """Every (modules, symbol) of the host that a change or an import of this package names."""
     for one in _changes:
-        for symbol in one.symbols:
-            yield one.modules, symbol
-    yield from _relied_on
+        if host in one.hosts:
+            yield from ((one.modules, symbol) for symbol in one.symbols)
+    for modules, symbol, hosts in _relied_on:
+        if host in hosts:
+            yield modules, symbol
     for path in sorted(PACKAGE.rglob("*.py")):
         for found in IMPORT.finditer(path.read_text()):
             for name in re.sub(r"#.*", "", found[2] or found[3]).split(","):
@@ -145,7 +165,7 @@ def differences(of: Source | None = None) -> list[str]:
     """What of it the host does not have, each as the end of a sentence about it."""
     host = of or source.host()
     found = []
-    for modules, symbol in relied_on():
+    for modules, symbol in relied_on(host):
         is_module = isinstance(modules, str) and host.file(f"{modules}.{symbol}")
         if not is_module and (said := host.difference(modules, symbol)) and said not in found:
             found.append(said)

@@ -10,13 +10,23 @@ from __future__ import annotations
 
 import functools
 
-from cpu_backend.host.seam import rely_on
+from cpu_backend.host import source
+from cpu_backend.host.seam import Hosts, rely_on
 
-KERNEL = rely_on(
-    "vllm.v1.worker.block_table",
+MODULE = "vllm.v1.worker.block_table"
+_BEGIN = (
     "ComputeSlotMappingKernel.kernel(num_tokens, max_num_tokens, query_start_loc_ptr, "
-    "positions_ptr, block_table_ptr, block_table_stride, slot_mapping_ptr, KV_CACHE_BLOCK_SIZE, "
-    "TOTAL_CP_WORLD_SIZE, TOTAL_CP_RANK, CP_KV_CACHE_INTERLEAVE_SIZE, PAD_ID, BLOCK_SIZE)",
+    "positions_ptr, block_table_ptr, block_table_stride, "
+)
+_END = "TOTAL_CP_WORLD_SIZE, TOTAL_CP_RANK, CP_KV_CACHE_INTERLEAVE_SIZE, PAD_ID, BLOCK_SIZE)"
+OF_PARTS = Hosts(until=(0, 32))
+KERNEL = rely_on(
+    MODULE, f"{_BEGIN}slot_mapping_ptr, KV_CACHE_BLOCK_SIZE, {_END}", hosts=Hosts(since=(0, 32))
+)
+rely_on(
+    MODULE,
+    f"{_BEGIN}block_size, slot_mapping_ptr, KV_CACHE_BLOCK_SIZE, BLOCKS_PER_KV_BLOCK, {_END}",
+    hosts=OF_PARTS,
 )
 
 
@@ -25,6 +35,13 @@ def register() -> None:
     """When the host asks its platform for kernels."""
     from vllm.triton_utils.dispatcher import register_kernels
 
-    from cpu_backend.worker.slot_mapping import compute_slot_mapping
+    from cpu_backend.worker import slot_mapping
 
-    register_kernels({KERNEL: compute_slot_mapping})
+    of_parts = source.host() in OF_PARTS
+    register_kernels(
+        {
+            KERNEL: slot_mapping.compute_slot_mapping_of_parts
+            if of_parts
+            else slot_mapping.compute_slot_mapping
+        }
+    )

@@ -10,6 +10,7 @@ import ast
 import functools
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 Modules = str | tuple[str, ...]
@@ -23,6 +24,13 @@ class Source:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._texts: dict[str, str] = {}
+
+    @functools.cached_property
+    def release(self) -> tuple[int, ...]:
+        """(major, minor); later than any if the package does not say."""
+        text = self.text("vllm._version") or ""
+        found = re.search(r"""^__version__ .*["'](\d+)\.(\d+)""", text, re.MULTILINE)
+        return (int(found[1]), int(found[2])) if found else (sys.maxsize,)
 
     def file(self, module: str) -> Path | None:
         """Where a module's code is; None if there is no such module."""

@@ -112,16 +112,16 @@ def watch(original: Any) -> Any:
 
 @patch(
     LOADER,
-    "DefaultModelLoader.track_weights_loading(self, model, loaded_weights, quantized)",
+    "DefaultModelLoader.track_weights_loading(self, model, loaded_weights, ...)",
     when=When.COMPUTING,
 )
 def check_loaded(original: Any) -> Any:
     """After the host's own look; some models do not say what they have loaded."""
     from cpu_backend.layers import whole_weights
 
-    def track(self: Any, model: Any, loaded_weights: Any, quantized: bool = False) -> None:
+    def track(self: Any, model: Any, loaded_weights: Any, **options: bool) -> None:
         if self.enable_weights_track != OURS:
-            original(self, model, loaded_weights, quantized)
+            original(self, model, loaded_weights, **options)
         elif loaded_weights is not None:
             original(self, model, set(loaded_weights))
             whole_weights.check_loaded(model, loaded_weights, self.model_config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -31,3 +33,10 @@ def compute_slot_mapping(
         query_start_loc_ptr, positions_ptr, block_table_ptr, slot_mapping_ptr, KV_CACHE_BLOCK_SIZE
     )
     slot_mapping_ptr[num_tokens:].fill_(PAD_ID)
+
+
+def compute_slot_mapping_of_parts(*arguments: Any) -> None:
+    """As hosts before 0.32 have it, where a page of the table may be a part of what they call a
+    block: of block_size tokens, which stands before slot_mapping, BLOCKS_PER_KV_BLOCK of them."""
+    block_size, slot_mapping = arguments[6:8]
+    compute_slot_mapping(*(*arguments[:6], slot_mapping, block_size, *arguments[10:]))

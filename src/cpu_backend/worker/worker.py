@@ -23,6 +23,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import host, info, ops, speculation
 from cpu_backend.errors import ConfigError
+from cpu_backend.host import source
 from cpu_backend.layers import linear, norm
 from cpu_backend.platform import WEIGHTS_ARE_PACKED, local_layout
 from cpu_backend.runtime import memory, threads
@@ -164,7 +165,9 @@ class CPUWorker(Worker):
             self.heartbeat = Heartbeat(
                 store, self.rank, self.parallel_config.world_size, _end_without_the_others
             )
-        set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
+        # Hosts before 0.32 let all data-parallel engines sample alike.
+        index = [self.parallel_config.data_parallel_index] * (source.host().release >= (0, 32))
+        set_random_seed(self.model_config.seed, *index)
         if self.slot == 0:
             for line in info.banner(self.library, str(self.model_config.dtype)):
                 logger.info("cpu_backend: %s", line)
