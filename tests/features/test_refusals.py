@@ -112,7 +112,9 @@ def test_schemes_of_checkpoints_for_one_that_has_none(model_path: str, scheme: s
 
 
 def test_a_cache_in_other_16_bits_than_the_model(model_path: str) -> None:
-    with pytest.raises(ConfigError, match=r"float16 .* a model in bfloat16: .* --dtype float16 too"):
+    with pytest.raises(
+        ConfigError, match=r"float16 .* a model in bfloat16: .* --dtype float16 too"
+    ):
         _configure(model_path, kv_cache_dtype="float16")
     for dtype in ("bfloat16", "fp8"):
         assert _configure(model_path, kv_cache_dtype=dtype).cache_config.cache_dtype == dtype

@@ -19,7 +19,11 @@ def check(kv_cache_dtype: str, model_dtype: torch.dtype | None = None) -> None:
             f"--kv-cache-dtype {kv_cache_dtype} is not supported on the CPU: "
             f"leave it at auto, or choose one of {', '.join(QUANTIZED)}."
         )
-    if model_dtype and kv_cache_dtype in PLAIN[1:] and str(model_dtype) != f"torch.{kv_cache_dtype}":
+    if (
+        model_dtype
+        and kv_cache_dtype in PLAIN[1:]
+        and str(model_dtype) != f"torch.{kv_cache_dtype}"
+    ):
         raise ConfigError(
             f"--kv-cache-dtype {kv_cache_dtype} is not supported beside a model in "
             f"{str(model_dtype).removeprefix('torch.')}: leave it at auto, or give --dtype "

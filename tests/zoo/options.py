@@ -1,4 +1,4 @@
-"""``python -m tests.features.options``: the demo model with each of the host's options changed.
+"""``python -m tests.zoo.options``: models with each of the host's options changed.
 
 Each field of ``EngineArgs``, of the configs within it and each of the host's environment variables
 gets other values, one at a time: the greedy tokens must stay, or the start must be refused in one
@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import re
-import sys
 import tempfile
 import types
 import typing
@@ -20,17 +19,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cpu_backend import demo_model
-from tests.zoo import kinds
-from tests.zoo.build import build
-from tests.zoo.run import Failed, forked, keep
+from tests.zoo import judge, kinds, run
+from tests.zoo.build import Spec, build
+from tests.zoo.run import Answer, Failed, Round, forked, generate
 
-SECONDS = 120
-ROUND = 3  # the same requests again and again: prefix cache, replay
+SECONDS = 120  # for one engine
+FAILS, DIFFERS = "fails", "differs"  # an exception that is no refusal, other tokens than without
+# The same requests again and again: prefix cache, replay.
+ROUNDS = [
+    Round(
+        tuple(
+            tuple((7 * i * i + n) % 200 + 5 for i in range(length))
+            for n, length in enumerate((3, 40, 150))
+        ),
+        (("max_tokens", 8),),
+    )
+] * 3
 
 # Fields that say which model, and those of which any other value asks for other words.
 LEFT_OUT = re.compile(r"model|model_weights|hf_config_path|tokenizer|runner|convert|seed")
-COMMON = re.compile("non-default args|world_size=|Initializing a V1|it/s|took|seconds")
 INNER = (  # configs whose fields are options of their own
     "attention_config",
     "compilation_config",
@@ -139,18 +146,9 @@ def _of_variable(name: str) -> list[str]:
     return ["1"] if value is None else []
 
 
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """The tokens of each request, and what stood in the log."""
-
-    tokens: list[list[int]]
-    log: str
-
-
-def _asked(setting: Setting | None, model: str) -> Said:
+def _asked(folder: Path, setting: Setting | None) -> list[list[Answer]]:
     """Runs in a process of its own."""
     options: dict[str, Any] = {"max_model_len": 256, "dtype": "float32", "device": "cpu"}
-    options["skip_tokenizer_init"] = True
     if setting and setting.path[0].isupper():
         os.environ[setting.path[0]] = setting.value
     elif setting:
@@ -158,85 +156,48 @@ def _asked(setting: Setting | None, model: str) -> Said:
         for name in reversed(setting.path[1:]):
             value = {name: value}
         options[setting.path[0]] = value
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(model, **options)
-    keep(llm)
-    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
-    prompts = [
-        {"prompt_token_ids": [(7 * i * i + n) % 200 + 5 for i in range(length)]}
-        for n, length in enumerate((3, 40, 150))
-    ]
-    tokens = [
-        list(output.outputs[0].token_ids)
-        for _ in range(ROUND)
-        for output in llm.generate(prompts, sampling, use_tqdm=False)  # type: ignore[arg-type]
-    ]
-    sys.stderr.flush()
-    os.lseek(2, 0, os.SEEK_SET)
-    return Said(tokens, os.read(2, 1 << 20).decode(errors="replace"))
+    return generate(folder, options, ROUNDS)
 
 
-def _try(setting: Setting, model: str, base: Said) -> tuple[str, str]:
-    """State and words."""
+def _tokens(answers: list[list[Answer]]) -> list[tuple[int, ...]]:
+    return [answer.tokens for round_ in answers for answer in round_]
+
+
+def examine(folder: Path, setting: Setting, wanted: list[tuple[int, ...]]) -> tuple[str, str]:
+    """State and words of the model in ``folder`` with it; ``wanted``: the tokens without."""
     try:
-        said = forked(_asked, setting, model, seconds=SECONDS)
+        found = forked(_asked, folder, setting, seconds=SECONDS)
     except Failed as failed:
-        refused = failed.kind in {"ConfigError", "ValidationError"}
-        words = failed.message if refused else f"{failed.kind}: {failed.message}"
-        return "refused" if refused else "fails", words.replace("\n", " ")[:600]
-    new = "; ".join(_lines(said.log) - _lines(base.log))
-    if said.tokens != base.tokens:
-        return "differs", new[:600]
-    return "same", new[:600]
+        words = " ".join(failed.message.split())
+        if failed.kind in {"ConfigError", "ValidationError"}:
+            return judge.REFUSED, words
+        return FAILS, f"{failed.kind}: {words}"
+    return (judge.RIGHT if _tokens(found) == wanted else DIFFERS), ""
 
 
-def _lines(log: str) -> set[str]:
-    """What the log says, without times, paths of processes and numbers."""
-    words = (re.sub(r"^.*?\[[\w.]+:\d+\] ", "", line) for line in log.splitlines())
-    return {re.sub(r"\d+", "N", line).strip() for line in words if not COMMON.search(line)}
-
-
-def _model(name: str) -> str:
-    """The folder of a checkpoint."""
-    if not name:
-        return str(demo_model.make_demo_model(demo_model.default_dir()))
-    _, spec = kinds.find(name)
-    folder = Path(tempfile.mkdtemp())
-    spec = dataclasses.replace(spec, config=spec.config | {"max_position_embeddings": 512})
-    forked(build, spec, folder)
-    return str(folder)
+def examine_all(spec: Spec, only: str) -> Iterator[tuple[str, str, str, str]]:
+    """The model's name, the setting's, state and words of each setting whose name has ``only`` in
+    it, a regular expression."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        forked(build, spec, folder)
+        wanted = _tokens(forked(_asked, folder, None))
+        for setting in settings():
+            if re.search(only, setting.name):
+                yield spec.name, setting.name, *examine(folder, setting, wanted)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.features.options", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo.options", description=__doc__)
+    parser.add_argument("names", nargs="+", help="architectures of text models")
     parser.add_argument("--only", default="", help="a regular expression for settings")
-    parser.add_argument("--model", default="", help="one of the zoo's, instead of the demo model")
-    parser.add_argument("--part", default="0/1", help="2/4: every fourth, from the third on")
-    parser.add_argument("--to", type=Path, help="append what was found to this file")
     arguments = parser.parse_args()
-    os.environ.update(
-        HF_HUB_OFFLINE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1",
-        TOKENIZERS_PARALLELISM="false", VLLM_CPU_KVCACHE_SPACE="0.25",
-    )  # fmt: skip
-    import cpu_backend.worker.worker
-    import transformers.models.auto.processing_auto
-    import vllm.entrypoints.llm
-    import vllm.model_executor.models.llama
-    import vllm.v1.engine.core  # noqa: F401
-
-    model = _model(arguments.model)
-    base = forked(_asked, None, model)
-    first, step = map(int, arguments.part.split("/"))
-    chosen = [s for s in settings() if re.search(arguments.only, s.name)][first::step]
+    run.prepare()
     wrong = 0
-    for setting in chosen:
-        found = (setting.name, *_try(setting, model, base))
-        print(json.dumps(found), flush=True)
-        wrong += found[1] not in {"same", "refused"}
-        if arguments.to:
-            with arguments.to.open("a") as file:
-                print(json.dumps(found), file=file)
+    for name in arguments.names:
+        for found in examine_all(kinds.find(name)[1], arguments.only):
+            print(json.dumps(found), flush=True)
+            wrong += found[2] in {FAILS, DIFFERS}
     return int(wrong > 0)
 
 
