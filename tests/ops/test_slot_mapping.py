@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cpu_backend.worker.slot_mapping import compute_slot_mapping, compute_slot_mapping_of_parts
+
 QUERY_LENS = (5, 0, 1, 33, 1)
 COMPUTED = (0, 7, 130, 15, 31)  # tokens of each request that are in the cache already
 
@@ -35,6 +37,17 @@ def test_slot_mapping_matches_a_loop(
     slots = torch.full((len(positions) + 3,), -7)
     torch.ops._C.compute_slot_mapping_kernel_impl(starts, positions, blocks, slots, block_size)
     assert slots.tolist() == [*expected(starts, positions, blocks, block_size), -7, -7, -7]
+
+
+def test_pages_may_be_parts_of_the_hosts_blocks() -> None:
+    starts, positions = torch.tensor([0, 40]).int(), torch.arange(30, 70)
+    blocks, pad = torch.randperm(8).view(1, 8).int(), [-1, -1]
+    slots = torch.zeros(42, dtype=torch.int64)
+    tensors = (40, 42, starts, positions, blocks, 8)
+    compute_slot_mapping_of_parts(*tensors, 16, slots, 64, 4, 1, 0, 1, -1, 1024)
+    assert slots.tolist() == expected(starts, positions, blocks, 16) + pad
+    compute_slot_mapping(*tensors, slots.zero_(), 16, 1, 0, 1, -1, 1024)
+    assert slots.tolist() == expected(starts, positions, blocks, 16) + pad
 
 
 def test_slot_mapping_does_not_overflow_int32() -> None:

@@ -35,13 +35,7 @@ def register() -> None:
     """When the host asks its platform for kernels."""
     from vllm.triton_utils.dispatcher import register_kernels
 
-    from cpu_backend.worker import slot_mapping
+    from cpu_backend.worker.slot_mapping import compute_slot_mapping, compute_slot_mapping_of_parts
 
     of_parts = source.host() in OF_PARTS
-    register_kernels(
-        {
-            KERNEL: slot_mapping.compute_slot_mapping_of_parts
-            if of_parts
-            else slot_mapping.compute_slot_mapping
-        }
-    )
+    register_kernels({KERNEL: compute_slot_mapping_of_parts if of_parts else compute_slot_mapping})
