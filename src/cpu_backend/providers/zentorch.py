@@ -1,8 +1,8 @@
 """AMD's zentorch (ZenDNN): a package per release of torch.
 
-Its README names Zen CPUs; the products ask for AVX-512, and fp16 for AVX512_FP16.  It keeps weights
-in caches under their address, and does not hear of it when one is freed: every layer that is made
-here empties them, so that none meets what another had left there.
+Its README names Zen CPUs; but in fp32 the products ask for AVX-512, and fp16 for AVX512_FP16.  It
+keeps weights in caches under their address, and does not hear of it when one is freed: every layer
+that is made here empties them, so that none meets what another had left there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 import zentorch  # noqa: F401 (its import registers the ops)
 from torch import Tensor
 
+from cpu_backend import ops
 from cpu_backend.products import Experts, Linear
 from cpu_backend.providers.codes import plain
 from cpu_backend.providers.interface import Matrix, Provider, Unsupported
@@ -144,6 +145,8 @@ class Zentorch(Provider):
         weight = plain(matrix)
         kind = matrix.activations.kind
         if kind == "int8_token":
+            if "avx512_vnni" not in ops.load().runnable:  # it would stop at an illegal instruction
+                raise Unsupported("has 8-bit activations only for CPUs with AVX512_VNNI")
             return ZenInt8Linear(weight.signed(), weight.per_channel())
         if kind not in ("int16", "int8"):
             raise Unsupported(f"does not have activations in {kind}")
@@ -151,6 +154,7 @@ class Zentorch(Provider):
             raise Unsupported(f"does not multiply 4-bit codes by {str(dtype)[6:]}")
         if weight.bits != 4:
             raise Unsupported("does not multiply 8-bit codes by 16-bit activations")
+        self._check(dtype)  # it would print that it cannot, and give numbers all the same
         scales = weight.scales.t()
         if (weight.zeros == 8).all():
             return ZenInt4Linear(weight.signed(), scales, None)
