@@ -117,9 +117,13 @@ def pytest_report_header() -> str:
 
 _skipped: Counter[str] = Counter()  # tests, by the tool they lacked
 _seconds: Counter[str] = Counter()  # by file
+_late: Counter[str] = Counter()  # tests that found no time, by file
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if report.is_late():
+        _late[item.location[0]] += 1
+        pytest.skip("the time for this run is over")
     for mark in item.iter_markers("needs"):
         for tool in mark.args:
             if not tools.is_there(tool):
@@ -147,5 +151,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         faulthandler.dump_traceback_later(END_SECONDS, exit=True)
     for tool, tests in _skipped.items():
         report.add("skip", tool=tool, tests=tests)
+    for name, tests in _late.items():
+        report.add("late", name=name, tests=tests)
     for name, seconds in _seconds.items():
         report.add("file", name=name, seconds=seconds)

@@ -5,9 +5,9 @@ time went.
     python -m tests.report show
 
 Every part appends lines of JSON to the file that CPU_BACKEND_TEST_REPORT names; without the
-variable nothing is kept.  No part begins after CPU_BACKEND_TEST_UNTIL, in seconds since 1970: a
-slow machine leaves out the last ones and says which.  Needs no package, so that it can run before
-any is installed.
+variable nothing is kept.  No part, and no test of pytest's, begins after CPU_BACKEND_TEST_UNTIL, in
+seconds since 1970: a slow machine leaves out the last ones and says which.  Needs no package, so
+that it can run before any is installed.
 """
 
 from __future__ import annotations
@@ -64,13 +64,9 @@ def skip(tool: str, name: str) -> int:
     return int(error)
 
 
-def is_late(name: str) -> bool:
-    """Whether no part may begin any more; this one is then said and kept."""
-    late = time.time() > float(os.environ.get(UNTIL) or "inf")
-    if late:
-        print(f"=== {name}: not run, the time for this run is over", flush=True)
-        add("late", name=name)
-    return late
+def is_late() -> bool:
+    """Whether nothing may begin any more."""
+    return time.time() > float(os.environ.get(UNTIL) or "inf")
 
 
 def tables() -> Iterator[str]:
@@ -99,8 +95,8 @@ def tables() -> Iterator[str]:
     ]
     header = ("missing", "would test", "skipped", "to get it")
     yield from _table("Not tested on this machine", header, rows)
-    late = [(r["name"],) for r in kept if r["kind"] == "late"]
-    yield from _table("Not run for lack of time", ("part",), late)
+    late = [(r["name"], str(r["tests"] or "all")) for r in kept if r["kind"] == "late"]
+    yield from _table("Not run for lack of time", ("part or file", "tests"), late)
 
 
 def _targets(kept: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -142,7 +138,9 @@ def main() -> int:
     lacking = [tool for tool in options.needs if not is_there(tool)]
     if lacking:
         return skip(lacking[0], options.name)
-    if is_late(options.name):
+    if is_late():
+        print(f"=== {options.name}: not run, the time for this run is over", flush=True)
+        add("late", name=options.name, tests=None)
         return 0
     return run(options.name, options.command)
 
