@@ -141,7 +141,8 @@ test: new-report kernel-test python-test  ## test every layer, in 20 to 30 minut
 
 test-all: test test-rest  ## the same and all that is slow or foreign: everything .ci/run tests
 
-test-rest: slow-test install-test foreign-kernel-test
+# What a slow machine has no time for is slow tests: the last part, which ends anywhere.
+test-rest: install-test foreign-kernel-test slow-test
 	@$(REPORT) show
 
 new-report: $(STAMPS)/venv
