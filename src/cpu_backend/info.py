@@ -110,7 +110,7 @@ def collect() -> dict[str, Any]:
     machine = Machine.read()
     topo, limits = machine.topology, machine.limits
     [plan] = machine.plan(1, Reservations().taken())
-    status = memory.read_memory_status(plan.memory_node)
+    status = memory.read_memory_status(plan.memory_nodes)
     decision = activation.decide()
     report: dict[str, Any] = {
         "version": cpu_backend.__version__,

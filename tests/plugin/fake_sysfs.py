@@ -106,8 +106,12 @@ def write_machine(
     node_gib: int = 64,
     numa_files: bool = True,
     topology_files: bool = True,
+    near: int = 12,
 ) -> FakeMachine:
-    """Write the tree for ``cpus``; each node has ``node_gib`` in total and 3/4 of it available."""
+    """Write the tree for ``cpus``; each node has ``node_gib`` in total and 3/4 of it available.
+
+    Nodes of one package are ``near`` to each other, others far.
+    """
     machine = FakeMachine(root)
     base = "sys/devices/system"
     machine.write(f"{base}/cpu/online", format_cpu_list(cpu.id for cpu in cpus))
@@ -119,9 +123,16 @@ def write_machine(
         ids = format_cpu_list(cpu.id for cpu in cpus if cpu.node == node)
         machine.write(f"{base}/node/node{node}/cpulist", ids)
         machine.write(f"{base}/node/node{node}/meminfo", _node_meminfo(node, node_gib))
+        machine.write(f"{base}/node/node{node}/distance", _distances(node, cpus, near))
     total = node_gib * len(nodes)
     machine.write("proc/meminfo", _meminfo(total, total * 3 / 4))
     return machine
+
+
+def _distances(node: int, cpus: Sequence[FakeCpu], near: int) -> str:
+    package = {cpu.node: cpu.package for cpu in cpus}
+    to = (10 if n == node else near if package[n] == package[node] else 32 for n in sorted(package))
+    return " ".join(map(str, to))
 
 
 def _write_cpu(machine: FakeMachine, place: str, cpu: FakeCpu, cpus: Sequence[FakeCpu]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.layout import Layout, describe
 from cpu_backend.runtime.plan import Machine, ThreadSettings
 from cpu_backend.runtime.sysfs import parse_cpu_list
@@ -41,6 +42,7 @@ class Recorded:
             sorted(cpus, key=lambda cpu: cpu.id),
             node_gib=data.get("node_gib", 64),
             numa_files=data.get("numa_files", True),
+            near=data.get("near", 12),
         )
         if "cgroup" in data:
             tree.write_cgroup(data["cgroup"]["self"], data["cgroup"]["files"])
@@ -62,7 +64,10 @@ class Recorded:
             taken = frozenset(parse_cpu_list(command.get("taken", "")))
             words = [*(f"{k}='{v}'" for k, v in environ.items()), "info --plan"]
             text.append(f"\n$ {' '.join([*words, command.get('options', '')]).strip()}")
-            text += describe(self.machine(environ), _layout(command.get("options", "")), taken)
+            try:
+                text += describe(self.machine(environ), _layout(command.get("options", "")), taken)
+            except ConfigError as error:
+                text.append(f"error: {error}")
         return "\n".join(text) + "\n"
 
 

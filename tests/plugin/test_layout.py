@@ -11,7 +11,7 @@ import pytest
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.layout import Layout, advise
 from cpu_backend.runtime.plan import Machine, ThreadSettings, cpus_apart
-from cpu_backend.runtime.topology import Memory, read_topology
+from cpu_backend.runtime.topology import read_topology
 from tests.plugin.fake_sysfs import FakeCpu, epyc_nps4, graviton, write_machine, xeon_snc4
 from tests.plugin.recorded import FOLDER, NAMES, Recorded
 
@@ -67,7 +67,7 @@ def test_declared_nodes_are_planned_like_real_ones(tmp_path: Path) -> None:
     plans = machine.plan(2)
     assert [plan.cpus for plan in plans] == [(0, 1, 2), (4, 5, 6, 7)]
     assert [plan.node for plan in plans] == [0, 1]
-    assert [plan.memory_node for plan in plans] == [None, None]
+    assert [plan.memory_nodes for plan in plans] == [(), ()]
     assert 3 not in machine.limits.cpus
     one = machine_of(
         tmp_path, graviton(8), CPU_BACKEND_NUMA="0-2|4-7", CPU_VISIBLE_MEMORY_NODES="1"
@@ -78,9 +78,8 @@ def test_declared_nodes_are_planned_like_real_ones(tmp_path: Path) -> None:
 def test_declared_nodes_know_the_real_memory_below_them(tmp_path: Path) -> None:
     machine = machine_of(tmp_path, epyc_nps4(), CPU_BACKEND_NUMA="0-7|8-15|16-47")
     plans = machine.plan(3)
-    assert [plan.memory_node for plan in plans] == [0, 0, None]
+    assert [plan.memory_nodes for plan in plans] == [(0,), (0,), (1, 2)]
     assert [plan.node_ranks for plan in plans] == [2, 2, 1]
-    assert machine.topology.nodes[1].memory == Memory(64 << 30, 48 << 30)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ UNLIMITED_V1 = "9223372036854771712"
 
 
 def status_of(
-    machine: FakeMachine, node: int | None = None, local_ranks: int = 1, node_ranks: int = 1
+    machine: FakeMachine, *nodes: int, local_ranks: int = 1, node_ranks: int = 1
 ) -> MemoryStatus:
     return read_memory_status(
-        node, machine.sysfs, machine.procfs, local_ranks=local_ranks, node_ranks=node_ranks
+        nodes, machine.sysfs, machine.procfs, local_ranks=local_ranks, node_ranks=node_ranks
     )
 
 
@@ -52,12 +52,13 @@ def test_kvcache_space_refuses(text: str) -> None:
 
 def test_machine_limits_where_nothing_else_does(tmp_path: Path) -> None:
     machine = write_machine(tmp_path, graviton(4), node_gib=16)
-    assert status_of(machine, 0) == MemoryStatus(16 * GIB, 12 * GIB, "machine")
+    assert status_of(machine) == MemoryStatus(16 * GIB, 12 * GIB, "machine")
 
 
 def test_node_limits_a_rank_of_a_large_machine(tmp_path: Path) -> None:
     machine = write_machine(tmp_path, xeon_snc4(), node_gib=64)
     assert status_of(machine, 3) == MemoryStatus(64 * GIB, 48 * GIB, "node")
+    assert status_of(machine, 3, 4) == MemoryStatus(128 * GIB, 96 * GIB, "node")
     assert status_of(machine) == MemoryStatus(512 * GIB, 384 * GIB, "machine")
 
 
@@ -80,23 +81,23 @@ def test_cgroup_v2_limits_and_page_cache_counts_as_free(tmp_path: Path) -> None:
             "memory.stat": f"anon {3 * GIB}\ninactive_file {2 * GIB}\nactive_file 0",
         },
     )
-    assert status_of(machine, 0) == MemoryStatus(8 * GIB, 5 * GIB, "cgroup")
+    assert status_of(machine) == MemoryStatus(8 * GIB, 5 * GIB, "cgroup")
 
 
 def test_cgroup_v1_limits(tmp_path: Path) -> None:
     machine = write_machine(tmp_path, graviton(64), node_gib=256)
     files = {"memory/memory.limit_in_bytes": UNLIMITED_V1, "memory/memory.usage_in_bytes": "9999"}
     machine.write_cgroup("9:memory:/docker/x", files)
-    assert status_of(machine, 0).limited_by == "machine"
+    assert status_of(machine).limited_by == "machine"
     machine.write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", str(2 * GIB))
     machine.write("sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", str(GIB))
-    assert status_of(machine, 0) == MemoryStatus(2 * GIB, GIB, "cgroup")
+    assert status_of(machine) == MemoryStatus(2 * GIB, GIB, "cgroup")
 
 
 def test_roomy_cgroup_on_a_full_machine_is_not_what_limits(tmp_path: Path) -> None:
     machine = write_machine(tmp_path, graviton(4), node_gib=16)
     machine.write_cgroup("0::/", {"memory.max": str(14 * GIB), "memory.current": "0"})
-    assert status_of(machine, 0) == MemoryStatus(14 * GIB, 12 * GIB, "machine")
+    assert status_of(machine) == MemoryStatus(14 * GIB, 12 * GIB, "machine")
 
 
 @pytest.mark.parametrize(

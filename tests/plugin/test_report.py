@@ -15,9 +15,7 @@ TEST = "tests/plugin/test_targets.py"
 
 
 @pytest.fixture(params=[True, False], ids=["late", "in time"])
-def late(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> bool:
+def late(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setenv(report.FILE, str(tmp_path / "report"))
     monkeypatch.setenv(report.UNTIL, str(time.time() + (-1 if request.param else 600)))
     return bool(request.param)

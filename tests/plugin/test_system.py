@@ -40,7 +40,7 @@ with pages.freed_at_once():
     cache = pages.zero_pages(1 << 20)
 cache.fill_(3)
 facts = doctor.read()
-status = memory.read_memory_status(plan.memory_node)
+status = memory.read_memory_status(plan.memory_nodes)
 print(json.dumps({
     "cpus": len(machine.topology.cpus),
     "threads": plan.num_threads,

@@ -12,11 +12,12 @@ from cpu_backend.runtime.sysfs import Memory, format_cpu_list, parse_cpu_list
 from cpu_backend.runtime.topology import (
     read_limits,
     read_machine_memory,
-    read_node_memory,
+    read_nodes_memory,
     read_topology,
 )
 from tests.plugin.fake_sysfs import (
     GIB,
+    FakeCpu,
     FakeMachine,
     epyc_nps4,
     graviton,
@@ -52,14 +53,16 @@ def test_cpu_list_formats_runs() -> None:
 
 
 def test_xeon_snc4_has_nodes_packages_and_siblings(tmp_path: Path) -> None:
-    topology = write_machine(tmp_path, xeon_snc4()).topology()
+    machine = write_machine(tmp_path, xeon_snc4())
+    topology = machine.topology()
     assert len(topology.cpus) == 240
     assert [node.cpus[0] for node in topology.nodes] == [0, 15, 30, 45, 60, 75, 90, 105]
     assert topology.nodes[1].cpus == (*range(15, 30), *range(135, 150))
     cpu = topology.by_id[120 + 61]
     assert (cpu.core_id, cpu.package, cpu.numa_node, cpu.llc_group) == (61, 1, 4, 60)
     assert topology.smt_siblings[61] == (61, 181)
-    assert topology.nodes[7].memory == Memory(64 * GIB, 48 * GIB)
+    assert topology.nodes[7].homes == (7,)
+    assert read_nodes_memory((6, 7), machine.sysfs) == Memory(128 * GIB, 96 * GIB)
 
 
 def test_epyc_groups_cores_by_last_level_cache(tmp_path: Path) -> None:
@@ -83,11 +86,34 @@ def test_speeds_known_for_some_cpus_only_are_ignored(tmp_path: Path) -> None:
     assert {cpu.speed for cpu in machine.topology().cpus} == {0}
 
 
-def test_no_numa_files_is_one_node_with_the_machines_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cpus", "near", "nodes", "homes"),
+    [
+        # Each L3 is a node, the memory is interleaved over all of the socket.
+        ([FakeCpu(cpu, cpu, cpu // 8, 0, cpu // 8) for cpu in range(32)], 11, 1, ()),
+        # The same with two interleaved halves of it (NPS2).
+        ([FakeCpu(cpu, cpu, cpu // 8, cpu // 16, cpu // 8) for cpu in range(32)], 11, 2, (0, 1)),
+        # Four caches with memory of their own (NPS4).
+        ([FakeCpu(cpu, cpu, cpu // 8, 0, cpu // 8) for cpu in range(32)], 12, 4, (0,)),
+        # Half sockets of Intel: 11 apart, parts of one cache.
+        ([FakeCpu(cpu, cpu, cpu // 8, cpu // 16, cpu // 16) for cpu in range(32)], 11, 4, (0,)),
+    ],
+    ids=["L3 as nodes", "L3 as nodes of halves", "NPS4", "SNC2"],
+)
+def test_nodes_that_share_their_memory_are_one(
+    cpus: list[FakeCpu], near: int, nodes: int, homes: tuple[int, ...], tmp_path: Path
+) -> None:
+    machine = write_machine(tmp_path, cpus, near=near)
+    topology = machine.topology()
+    assert len(topology.nodes) == nodes
+    assert topology.nodes[0].cpus == tuple(range(32 // nodes))
+    assert topology.nodes[0].homes == homes
+
+
+def test_no_numa_files_is_one_node(tmp_path: Path) -> None:
     topology = write_machine(tmp_path, graviton(8), node_gib=16, numa_files=False).topology()
     (node,) = topology.nodes
-    assert (node.id, node.cpus) == (0, tuple(range(8)))
-    assert node.memory == Memory(16 * GIB, 12 * GIB)
+    assert (node.id, node.cpus, node.homes) == (0, tuple(range(8)), ())
 
 
 def test_no_topology_files_makes_each_cpu_a_core(tmp_path: Path) -> None:
@@ -119,12 +145,9 @@ def test_memory_only_nodes_stay_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_single_node_memory_is_the_machines(tmp_path: Path) -> None:
-    machine = write_machine(tmp_path, graviton(2), node_gib=24)
-    path = "sys/devices/system/node/node0/meminfo"
-    machine.write(path, "Node 0 MemTotal: 8388608 kB\nNode 0 MemFree: 1 kB")
-    assert read_node_memory(0, machine.sysfs) is None
-    assert machine.topology().nodes[0].memory == Memory(24 * GIB, 18 * GIB)
+def test_single_node_is_no_choice_of_memory(tmp_path: Path) -> None:
+    """Its file may say less than the machine has."""
+    assert write_machine(tmp_path, graviton(2)).topology().nodes[0].homes == ()
 
 
 def test_machine_memory_without_meminfo_is_still_known(tmp_path: Path) -> None:

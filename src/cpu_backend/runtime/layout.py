@@ -135,7 +135,8 @@ def _rank(machine: Machine, plan: ThreadPlan, name: str) -> str:
     if not plan.cpus and plan.process_cpus:
         where = f"floating over CPUs {format_cpu_list(plan.process_cpus)}"
     node = "" if plan.node is None else f", {machine.topology.kind} {plan.node}"
-    memory = "" if plan.memory_node is None else f", memory of node {plan.memory_node}"
+    homes = plan.memory_nodes
+    memory = f", memory of node{'s' * (len(homes) > 1)} {format_cpu_list(homes)}" if homes else ""
     threads = _count(plan.num_threads, "thread")
     return f"{name + ': ' if name else ''}{threads} {where}{node}{memory}; {plan.reason}"
 

@@ -13,7 +13,7 @@ from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.cgroup import read_cgroup_memory
 from cpu_backend.runtime.sysfs import PROCFS, SYSFS, Memory
-from cpu_backend.runtime.topology import read_machine_memory, read_node_memory
+from cpu_backend.runtime.topology import read_machine_memory, read_nodes_memory
 
 KVCACHE_ENV = envs.KVCACHE_SPACE.name
 GIB = 1 << 30
@@ -68,22 +68,22 @@ def parse_kvcache_space(text: str | None) -> int | None:
 
 
 def read_memory_status(
-    node: int | None = None,
+    nodes: tuple[int, ...] = (),
     sysfs: Path = SYSFS,
     procfs: Path = PROCFS,
     *,
     local_ranks: int = 1,
     node_ranks: int = 1,
 ) -> MemoryStatus:
-    """What one rank can still get: the smallest of machine, NUMA node and cgroup.
+    """What one rank can still get: the smallest of machine, its NUMA ``nodes`` and cgroup.
 
-    All ``local_ranks`` draw on the machine and the cgroup, ``node_ranks`` of them on the node, and
+    All ``local_ranks`` draw on the machine and the cgroup, ``node_ranks`` of them on the nodes, and
     all measure before any allocates; so each counts only its equal share of what is there. Leave
-    ``node`` out while it is not known.
+    ``nodes`` out while they are not known.
     """
     sources: list[tuple[Limiter, Memory | None, int]] = [
         ("cgroup", read_cgroup_memory(sysfs, procfs), local_ranks),
-        ("node", None if node is None else read_node_memory(node, sysfs), node_ranks),
+        ("node", read_nodes_memory(nodes, sysfs), node_ranks),
         ("machine", read_machine_memory(procfs), local_ranks),
     ]
     # An unlimited v1 cgroup reports about 2**63 bytes and therefore never wins.

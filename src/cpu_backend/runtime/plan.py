@@ -64,8 +64,8 @@ class ThreadPlan:
     """Where one rank computes.
 
     ``cpus[i]`` is the CPU of OpenMP thread i; empty means that threads are not bound one by one.
-    ``node`` is the node it lives on, None when it spans several; ``memory_node`` is the kernel's
-    node whose memory it should use, None where there is no choice, and ``node_ranks`` counts the
+    ``node`` is the node it lives on, None when it spans several; ``memory_nodes`` are the kernel's
+    nodes whose memory it should use, empty where there is no choice, and ``node_ranks`` counts the
     ranks that share that memory. ``reason`` says why, not how many or where.
     ``process_cpus`` is the mask for the main thread and what it starts (Python helpers may use the
     SMT siblings and the reserved cores); empty leaves the mask as it is.
@@ -77,7 +77,7 @@ class ThreadPlan:
     num_threads: int
     process_cpus: tuple[int, ...]
     node_ranks: int = 1
-    memory_node: int | None = None
+    memory_nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,6 @@ class _Planner:
             ordered = sorted(cores, key=lambda core: -core[0].speed)
             mine = ordered[peers.index(rank) :: len(peers)][: len(mine)]
         node = place[0] if len(place) == 1 else None
-        home = self._memory_node(node)
 
         usable = self._affordable(len(mine))
         reserved = self._reserved(usable)
@@ -215,9 +214,8 @@ class _Planner:
             notes.append(f"not bound, as the CPU quota of {self.limits.cpu_quota:g} names no cores")
         reason = "; ".join(["auto, one thread per physical core", *notes])
         process_cpus = tuple(sorted(cpu.id for core in mine for cpu in core))
-        homes = [self._memory_node(p[0] if len(p) == 1 else None) for p in place_of]
-        sharing = homes.count(home)
-        return ThreadPlan(bound, node, reason, num_threads, process_cpus, sharing, home)
+        memory = self._memory([p[0] if len(p) == 1 else None for p in place_of], rank)
+        return ThreadPlan(bound, node, reason, num_threads, process_cpus, *memory)
 
     def nobind(self) -> ThreadPlan:
         num_cores = len({self.topology.by_id[cpu].core_id for cpu in self.limits.cpus})
@@ -225,7 +223,7 @@ class _Planner:
         num_threads = self.settings.omp_num_threads or usable - self._reserved(usable)
         reason = f"{BIND_ENV}=nobind, placed by the operating system"
         node = self._home_node(self.limits.cpus)
-        return ThreadPlan((), node, reason, num_threads, (), self.world, self._memory_node(node))
+        return ThreadPlan((), node, reason, num_threads, (), *self._memory([node] * self.world, 0))
 
     def explicit(self, lists: list[tuple[int, ...]], rank: int) -> ThreadPlan:
         cpus = lists[rank]
@@ -233,9 +231,8 @@ class _Planner:
         if self._affordable(len(cpus)) < len(cpus):
             reason += f"; expect throttling by the CPU quota of {self.limits.cpu_quota:g}"
         nodes = [self._home_node(ids) for ids in lists]
-        homes = [self._memory_node(node) for node in nodes]
-        sharing = homes.count(homes[rank])
-        return ThreadPlan(cpus, nodes[rank], reason, len(cpus), cpus, sharing, homes[rank])
+        memory = self._memory(nodes, rank)
+        return ThreadPlan(cpus, nodes[rank], reason, len(cpus), cpus, *memory)
 
     def even_lists(self) -> list[tuple[int, ...]]:
         cpus = sorted((self.topology.by_id[cpu] for cpu in self.limits.cpus), key=_position)
@@ -312,8 +309,13 @@ class _Planner:
         nodes = set(self.settings.visible_nodes or own)
         return nodes.pop() if len(nodes) == 1 else None
 
-    def _memory_node(self, node: int | None) -> int | None:
-        return next((n.home for n in self.topology.nodes if n.id == node), None)
+    def _memory(self, nodes: list[int | None], rank: int) -> tuple[int, tuple[int, ...]]:
+        """How many ranks, which live on ``nodes``, share the memory of this one, and its nodes."""
+        homes_of = {node.id: node.homes for node in self.topology.nodes}
+        homes = [homes_of.get(node, ()) if node is not None else () for node in nodes]
+        mine = homes[rank]
+        sharing = sum(not set(mine).isdisjoint(other) or not (mine or other) for other in homes)
+        return sharing, mine
 
     def _affordable(self, num_cores: int) -> int:
         """As many of ``num_cores`` as the rank's part of the CPU quota keeps running."""
@@ -352,8 +354,8 @@ def _share(count: int, index: int, parts: int, what: str) -> slice:
     size = count // parts
     if size == 0:
         raise ConfigError(
-            f"{parts} ranks cannot share {count} {what}: start fewer ranks on this machine"
-            " (tensor, pipeline or data parallel size), or allow it more CPUs."
+            f"{parts} ranks cannot share what is there ({what}: {count}): start fewer ranks on this"
+            " machine (tensor, pipeline or data parallel size), or allow it more CPUs."
         )
     return slice(index * size, (index + 1) * size)
 

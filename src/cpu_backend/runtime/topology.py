@@ -27,6 +27,7 @@ from cpu_backend.runtime.sysfs import (
 )
 
 DECLARED_ENV = envs.NUMA.name
+SAME_MEMORY_DISTANCE = 11  # by /sys/devices/system/node/*/distance; a node is 10 from itself
 
 
 @dataclass(frozen=True)
@@ -49,16 +50,15 @@ class Cpu:
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node; ``cpus`` is empty for memory-only nodes, ``memory`` None where unknown.
+    """One node of the plan; ``cpus`` is empty for memory-only nodes.
 
-    ``home`` is the kernel's node to take memory from: None on a machine with only one, and for a
-    declared node or a book that no single one holds.
+    ``homes`` are the kernel's NUMA nodes to take memory from; empty where that is no choice, as
+    on a machine with only one.
     """
 
     id: int
     cpus: tuple[int, ...]
-    memory: Memory | None
-    home: int | None = None
+    homes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,12 @@ def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = ""
     """Without node files all CPUs are on node 0; without topology files each CPU is a core.
 
     ``declared`` (CPU lists with | between them) puts nodes in the place of the machine's. A machine
-    of one NUMA node and several books (s390x) is planned by books.
+    of one NUMA node and several books (s390x) is planned by books, one whose firmware shows each
+    last-level cache as a node by the nodes that share their memory.
     """
     base = sysfs / "devices/system/cpu"
     ids = _online_cpus(base, procfs)
-    nodes = _read_nodes(ids, sysfs, procfs)
+    nodes = _read_nodes(ids, sysfs)
     node_of = {cpu: node for node in nodes for cpu in node.cpus}
     speeds = _read_speeds(base, ids)
     cpus = (_read_cpu(base, cpu, node_of.get(cpu, nodes[0]), speeds.get(cpu, 0)) for cpu in ids)
@@ -111,6 +112,9 @@ def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = ""
         books[cpu.book] = (*books.get(cpu.book, ()), cpu.id)
     if len(nodes) == 1 and len(books) > 1:
         return _regroup(topology, [books[book] for book in sorted(books)], "book")
+    domains = _memory_domains(topology, sysfs)
+    if len(domains) < sum(bool(node.cpus) for node in nodes):
+        return _regroup(topology, domains, "memory domain")
     return topology
 
 
@@ -131,7 +135,7 @@ def read_limits(
     mask = online if affinity is None else online & frozenset(affinity)
     cpuset = read_cpuset("cpus", sysfs, procfs)
     mems = read_cpuset("mems", sysfs, procfs)
-    allowed = (node.id for node in topology.nodes if node.home is None or node.home in mems)
+    allowed = (n.id for n in topology.nodes if not n.homes or not mems.isdisjoint(n.homes))
     nodes = frozenset(node.id for node in topology.nodes)
     return ProcessLimits(
         # A cpuset that contradicts the mask was read from a hierarchy that is not ours.
@@ -153,15 +157,18 @@ def read_machine_memory(procfs: Path = PROCFS) -> Memory:
     return Memory(pages * page_bytes, free * page_bytes)
 
 
-def read_node_memory(node: int, sysfs: Path = SYSFS) -> Memory | None:
-    """One NUMA node's memory now, or None where the machine has just one node, or no node files.
+def read_nodes_memory(nodes: Iterable[int], sysfs: Path = SYSFS) -> Memory | None:
+    """What these NUMA nodes of the kernel have now; None where none or no file is named.
 
-    Of a single node /proc/meminfo says all, and more truly: a virtual machine whose memory was
-    plugged in after boot showed 8 of its 24 GiB in the node's file (Linux 6.18).
+    Of a machine's single node, which no plan names, /proc/meminfo says all, and more truly: a
+    virtual machine whose memory was plugged in after boot showed 8 of its 24 GiB in the node's file
+    (Linux 6.18).
     """
-    if len(list(sysfs.glob("devices/system/node/node[0-9]*"))) < 2:
+    read = (read_meminfo(sysfs / f"devices/system/node/node{node}/meminfo") for node in nodes)
+    parts = [memory for memory in read if memory is not None]
+    if not parts:
         return None
-    return read_meminfo(sysfs / f"devices/system/node/node{node}/meminfo")
+    return Memory(sum(part.total for part in parts), sum(part.available for part in parts))
 
 
 def _declared_groups(topology: Topology, declared: str) -> list[tuple[int, ...]]:
@@ -190,15 +197,40 @@ def _regroup(topology: Topology, groups: list[tuple[int, ...]], kind: str) -> To
     """The same CPUs on other nodes, numbered in the order of the groups; the rest is left out."""
     cpus: list[Cpu] = []
     nodes: list[NumaNode] = []
-    real = {node.id: node for node in topology.nodes}
+    homes_of = {node.id: node.homes for node in topology.nodes}
+    all_homes = {home for homes in homes_of.values() for home in homes}
     for node_id, group in enumerate(groups):
         members = [topology.by_id[cpu] for cpu in group]
-        homes = {cpu.numa_node for cpu in members}
-        home = real[homes.pop()] if len(homes) == 1 else None
-        memory = home.memory if home else None
-        nodes.append(NumaNode(node_id, tuple(sorted(group)), memory, home.home if home else None))
+        homes = {home for cpu in members for home in homes_of[cpu.numa_node]}
+        chosen = tuple(sorted(homes)) if homes < all_homes else ()
+        nodes.append(NumaNode(node_id, tuple(sorted(group)), chosen))
         cpus += [replace(cpu, numa_node=node_id) for cpu in members]
     return Topology(tuple(sorted(cpus, key=lambda cpu: cpu.id)), tuple(nodes), kind)
+
+
+def _memory_domains(topology: Topology, sysfs: Path) -> list[tuple[int, ...]]:
+    """The CPUs of nodes that share their memory, if each node is one last-level cache.
+
+    AMD's firmware can show each L3 as a node ("ACPI SRAT L3 Cache as NUMA Domain") whatever the
+    memory is interleaved over; nodes of the same memory are then 11 apart, others 12 or more.
+    Intel's half sockets are 11 apart, too, and have memory of their own; their cores are parts of
+    one cache.
+    """
+    nodes = [node for node in topology.nodes if node.cpus]
+    members: dict[int, set[int]] = {}
+    for cpu in topology.cpus:
+        members.setdefault(cpu.llc_group, set()).add(cpu.id)
+    caches = set(map(frozenset, members.values()))
+    if any(frozenset(node.cpus) not in caches for node in nodes):
+        return [node.cpus for node in nodes]
+    domains: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for node in nodes:
+        text = read_text(sysfs / f"devices/system/node/node{node.id}/distance")
+        away = zip(topology.nodes, map(int, text.split()), strict=False)
+        near = tuple(n.id for n, distance in away if distance <= SAME_MEMORY_DISTANCE)
+        near = near or (node.id,)
+        domains[near] = (*domains.get(near, ()), *node.cpus)
+    return list(domains.values())
 
 
 def _read_cpu(base: Path, cpu: int, node: NumaNode, speed: int) -> Cpu:
@@ -223,15 +255,15 @@ def _online_cpus(base: Path, procfs: Path) -> tuple[int, ...]:
     return tuple(int(name[3:]) for name in names if name[3:]) or tuple(range(os.cpu_count() or 1))
 
 
-def _read_nodes(online: tuple[int, ...], sysfs: Path, procfs: Path) -> tuple[NumaNode, ...]:
+def _read_nodes(online: tuple[int, ...], sysfs: Path) -> tuple[NumaNode, ...]:
     base = sysfs / "devices/system/node"
     nodes = []
     for node in sorted(int(place.name[4:]) for place in base.glob("node[0-9]*")):
         cpus = frozenset(online).intersection(read_cpu_list(base / f"node{node}/cpulist"))
-        nodes.append(NumaNode(node, tuple(sorted(cpus)), read_node_memory(node, sysfs), node))
+        nodes.append(NumaNode(node, tuple(sorted(cpus)), (node,)))
     if len(nodes) > 1 and any(node.cpus for node in nodes):
         return tuple(nodes)
-    return (NumaNode(nodes[0].id if nodes else 0, online, read_machine_memory(procfs)),)
+    return (NumaNode(nodes[0].id if nodes else 0, online),)
 
 
 def _read_speeds(base: Path, ids: tuple[int, ...]) -> dict[int, int]:

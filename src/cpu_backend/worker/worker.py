@@ -30,6 +30,7 @@ from cpu_backend.runtime import memory, threads
 from cpu_backend.runtime.machines import Heartbeat
 from cpu_backend.runtime.pages import LazyZeros, give_back
 from cpu_backend.runtime.plan import Machine
+from cpu_backend.runtime.sysfs import format_cpu_list
 from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
@@ -76,12 +77,11 @@ class CPUWorker(Worker):
         else:
             ops.set_num_threads(plan.num_threads)
         outcome = ""
-        if plan.memory_node is not None:
-            outcome = ops.bind_memory((plan.memory_node,))
+        if plan.memory_nodes:
+            outcome = ops.bind_memory(plan.memory_nodes)
             if outcome != "bind":
-                logger.warning(
-                    "Memory is not bound to NUMA node %d: %s.", plan.memory_node, outcome
-                )
+                nodes = format_cpu_list(plan.memory_nodes)
+                logger.warning("Memory is not bound to NUMA node %s: %s.", nodes, outcome)
         return info.binding_of(machine, plan, outcome)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
@@ -94,7 +94,7 @@ class CPUWorker(Worker):
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
         status = memory.read_memory_status(
-            self.plan.memory_node,
+            self.plan.memory_nodes,
             local_ranks=local_layout(self.vllm_config).ranks,
             node_ranks=self.plan.node_ranks,
         )
