@@ -11,7 +11,7 @@ PYTHON ?= python3.11
 # The CUDA build of torch, which the usual index gives, serves as well; the CPU build is 4 GB smaller:
 #   make setup TORCH_PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
 TORCH_PIP_ARGS ?=
-# Beside vLLM 0.33: make demo VLLM_VERSION=0.33.0 TORCH_VERSION=2.14.0; 0.31: VLLM_VERSION=0.31.0
+# Beside vLLM 0.33: make demo VLLM_VERSION=0.33.0 TORCH_VERSION=2.14.0; 0.30: VLLM_VERSION=0.30.0
 TORCH_VERSION ?= 2.13.0
 VLLM_VERSION ?= 0.32.0
 OTHER_VLLM := 0.33.0

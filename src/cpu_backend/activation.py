@@ -17,7 +17,7 @@ from cpu_backend import host
 from cpu_backend.host.accelerators import host_sees_accelerator
 
 # Hosts that this version was built for and is tested with: [first, end).
-HOST_WINDOW = ((0, 31), (0, 34))
+HOST_WINDOW = ((0, 30), (0, 34))
 
 
 @dataclass(frozen=True)

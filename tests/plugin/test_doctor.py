@@ -83,10 +83,10 @@ def test_kinds_of_hosts_have_names(package: install.Package, words: str) -> None
     [
         ({"packages": (OWN, TORCH)}, "vllm", Level.PROBLEM, "no vLLM is installed: pip install"),
         (
-            {"packages": (replace(HOST, version="0.30.2"),)},
+            {"packages": (replace(HOST, version="0.29.2"),)},
             "vllm",
             Level.PROBLEM,
-            "from 0.31 to before 0.34",
+            "from 0.30 to before 0.34",
         ),
         (
             {"torch_error": "OSError: libgomp.so.1", "decision": None},

@@ -45,7 +45,7 @@ def test_everything_that_is_changed_is_declared_with_a_symbol() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["0.31.0"])
+@pytest.mark.parametrize("release", ["0.30.0", "0.31.0"])
 def test_another_host_that_is_supported_has_all_that_is_relied_on(
     release: str, tmp_path: Path
 ) -> None:

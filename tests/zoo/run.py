@@ -6,6 +6,7 @@ does not have.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -210,8 +211,6 @@ def prepare() -> None:
     import vllm.v1.engine.llm_engine
 
     _ = (transformers.AutoModelForCausalLM, vllm.LLM)
-    from vllm.config.logging import LoggingConfig
-    from vllm.logger import configure_logging_if_needed
     from vllm.platforms import current_platform
 
     from cpu_backend import host
@@ -219,5 +218,9 @@ def prepare() -> None:
 
     host.prepare_model()
     current_platform.register_triton_kernel_overrides()
-    configure_logging_if_needed(LoggingConfig())
+    with contextlib.suppress(ModuleNotFoundError):  # before 0.31 the import has done it
+        from vllm.config.logging import LoggingConfig
+        from vllm.logger import configure_logging_if_needed
+
+        configure_logging_if_needed(LoggingConfig())
     gc.freeze()  # a child's collections would copy every page of what was imported

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from cpu_backend.host.gated_delta import core
-from cpu_backend.host.seam import When, change, patch, rely_on
+from cpu_backend.host.seam import Hosts, When, change, patch, rely_on
 
 MODEL = "KimiLinearForCausalLM"
 MODULE = "vllm.models.kimi_k3.amd.linear"
@@ -63,6 +63,7 @@ def keep_dtype(original: Any) -> Any:
     LAYER,
     "KimiGatedDeltaNetAttention.forward(self, hidden_states, positions)",
     when=When.COMPUTING,
+    hosts=Hosts(since=(0, 31)),
 )
 def forward(original: Any) -> Any:
     """Projections and norm are the host's modules."""
@@ -83,3 +84,21 @@ def forward(original: Any) -> Any:
         return result
 
     return forward
+
+
+@patch(
+    LAYER,
+    "KimiGatedDeltaNetAttention.forward(self, hidden_states, positions, output)",
+    when=When.COMPUTING,
+    hosts=Hosts(until=(0, 31)),
+)
+def forward_into(original: Any) -> Any:
+    """The result is written into ``output``."""
+    compute = forward(original)
+
+    def forward_into(
+        self: Any, hidden_states: torch.Tensor, positions: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        output[: hidden_states.size(0)] = compute(self, hidden_states, positions)
+
+    return forward_into

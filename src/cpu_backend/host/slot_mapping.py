@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 
-from cpu_backend.host import source
+from cpu_backend.host import source, triton_kernels
 from cpu_backend.host.seam import Hosts, rely_on
 
 MODULE = "vllm.v1.worker.block_table"
@@ -33,9 +33,8 @@ rely_on(
 @functools.cache  # the host looks through every module, and does so again for every engine
 def register() -> None:
     """When the host asks its platform for kernels."""
-    from vllm.triton_utils.dispatcher import register_kernels
-
     from cpu_backend.worker.slot_mapping import compute_slot_mapping, compute_slot_mapping_of_parts
 
     of_parts = source.host() in OF_PARTS
-    register_kernels({KERNEL: compute_slot_mapping_of_parts if of_parts else compute_slot_mapping})
+    op = compute_slot_mapping_of_parts if of_parts else compute_slot_mapping
+    triton_kernels.register({KERNEL: op})

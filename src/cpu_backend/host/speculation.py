@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 
+from cpu_backend.host import triton_kernels
 from cpu_backend.host.seam import rely_on
 
 VERIFYING = "vllm.v1.sample.rejection_sampler"
@@ -89,8 +90,8 @@ rely_on(
 @functools.cache  # the host looks through every module, and does so again for every engine
 def register() -> None:
     """When the host asks its platform for kernels."""
-    from vllm.triton_utils.dispatcher import register_kernels
-
     from cpu_backend.worker import speculation
 
-    register_kernels({name: speculation.KERNELS[name.rpartition(".")[2]] for name in KERNELS})
+    triton_kernels.register(
+        {name: speculation.KERNELS[name.rpartition(".")[2]] for name in KERNELS}
+    )

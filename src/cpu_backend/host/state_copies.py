@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 
+from cpu_backend.host import triton_kernels
 from cpu_backend.host.seam import rely_on
 
 MODULE = "vllm.v1.worker.mamba_utils"
@@ -40,8 +41,8 @@ KERNELS = (
 @functools.cache  # the host looks through every module, and does so again for every engine
 def register() -> None:
     """When the host asks its platform for kernels."""
-    from vllm.triton_utils.dispatcher import register_kernels
-
     from cpu_backend.worker import state_copies
 
-    register_kernels({name: state_copies.KERNELS[name.rpartition(".")[2]] for name in KERNELS})
+    triton_kernels.register(
+        {name: state_copies.KERNELS[name.rpartition(".")[2]] for name in KERNELS}
+    )
