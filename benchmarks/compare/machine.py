@@ -5,7 +5,12 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
-from cpu_backend.runtime.topology import format_cpu_list, read_limits, read_topology
+from cpu_backend.runtime.topology import (
+    format_cpu_list,
+    read_limits,
+    read_machine_memory,
+    read_topology,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def read_machine() -> Machine:
         architecture=platform.machine(),
         flags=tuple(flag for flag in TELLING_FLAGS if flag in flags),
         cpus=tuple(sorted(one_per_core.values())),
-        memory_bytes=sum(node.memory.total for node in topology.nodes if node.memory),
+        memory_bytes=read_machine_memory().total,
     )
 
 

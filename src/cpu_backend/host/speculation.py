@@ -92,6 +92,5 @@ def register() -> None:
     """When the host asks its platform for kernels."""
     from cpu_backend.worker import speculation
 
-    triton_kernels.register(
-        {name: speculation.KERNELS[name.rpartition(".")[2]] for name in KERNELS}
-    )
+    ops = speculation.KERNELS
+    triton_kernels.register({name: ops[name.rpartition(".")[2]] for name in KERNELS})

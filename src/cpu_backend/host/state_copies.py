@@ -43,6 +43,5 @@ def register() -> None:
     """When the host asks its platform for kernels."""
     from cpu_backend.worker import state_copies
 
-    triton_kernels.register(
-        {name: state_copies.KERNELS[name.rpartition(".")[2]] for name in KERNELS}
-    )
+    ops = state_copies.KERNELS
+    triton_kernels.register({name: ops[name.rpartition(".")[2]] for name in KERNELS})

@@ -4,9 +4,9 @@ What: ``register`` gives them to the host's registry, which passes over llvmlite
     Linear's class imports them) and does not show warnings.  Where there is none, every holder of
     such a kernel gets the op, before a worker is made.
 Why: Triton does not compile for CPUs here.  The registry asks each object of every module for its
-    ``__dict__``; llvmlite's handle of LLVM takes that for a function of LLVM's, and the engine would
-    end with an AttributeError.  Deprecated names of torch's answer with a warning that users would
-    take for their own concern.
+    ``__dict__``; llvmlite's handle of LLVM takes that for a function of LLVM's, and the engine
+    would end with an AttributeError.  Deprecated names of torch's answer with a warning that users
+    would take for their own concern.
 Since: 0.30
 Until: of llvmlite and warnings: it asks only what has one.  Without a registry: 0.31.
 """
@@ -86,12 +86,10 @@ def _put(name: str, op: Callable[..., Any]) -> None:
     """Modules of the host hold a kernel by a name, or in an object that launches it."""
     path, attribute = name.rsplit(".", 1)
     parent, _, last = path.rpartition(".")
-    is_class = last[0].isupper()
-    owner = (
-        getattr(importlib.import_module(parent), last)
-        if is_class
-        else importlib.import_module(path)
-    )
+    if last[0].isupper():  # a class of the module `parent`
+        owner = getattr(importlib.import_module(parent), last)
+    else:
+        owner = importlib.import_module(path)
     original = getattr(owner, attribute)
     kernel = _Kernel(original, op)
     setattr(owner, attribute, kernel)
