@@ -49,7 +49,11 @@ def main() -> int:
     host.declare()
     with tempfile.TemporaryDirectory() as folder:
         old, new = (Source(fetched(version, Path(folder))) for version in (args.old, args.new))
-        symbols = dict.fromkeys((modules, s.partition("(")[0]) for modules, s in seam.relied_on())
+        symbols = dict.fromkeys(
+            (modules, symbol.partition("(")[0])
+            for source in (old, new)
+            for modules, symbol in seam.relied_on(source)
+        )
         differ = 0
         for modules, symbol in symbols:
             before, after = (source.definition(modules, symbol) for source in (old, new))

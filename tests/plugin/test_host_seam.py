@@ -59,6 +59,12 @@ def test_another_host_that_is_supported_has_all_that_is_relied_on(
     assert seam.differences(source.Source(tmp_path / "vllm")) == []
 
 
+def test_a_host_does_not_differ_from_itself() -> None:
+    command = [sys.executable, "-m", "tools.host_diff", "installed", "installed", "--names"]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert re.fullmatch(r"0 of \d{3,} definitions differ\.\n", out)
+
+
 def test_a_change_is_of_the_hosts_that_it_names(small: source.Source) -> None:
     small.release = (0, 32)
     assert small in seam.Hosts()
