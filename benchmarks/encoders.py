@@ -168,16 +168,16 @@ def compare(name: str, options: argparse.Namespace, environments: Environments) 
             except (RunnerError, SetupError) as error:
                 print(f"{name}, {peer.name}: {error}", flush=True)
         probe = start_probe(stack, folder / "probe.log", wall=options.wall)
-        cosines = {peer: expected.cosine(runner) for peer, runner in runners.items()}
+        cosines = {label: expected.cosine(runner) for label, runner in runners.items()}
         for texts, tokens in WORKS:
-            values: dict[str, list[float]] = {peer: [] for peer in runners}
+            values: dict[str, list[float]] = {label: [] for label in runners}
             peak = 0.0
             for turn in range(-1, options.rounds):
-                for peer, runner in runners.items():
+                for label, runner in runners.items():
                     work = {"kind": "embed", "sizes": [texts, tokens], "repeats": 1}
                     [value] = runner.ask(work)["values"]
                     if turn >= 0:
-                        values[peer].append(value)
+                        values[label].append(value)
                 peak = max(peak, probe.ask({})["flop_per_s"])
             print(f"{name}, {options.dtype}, {texts} texts of {tokens} tokens:")
             report(values, cosines, peak / shape.operations(tokens))

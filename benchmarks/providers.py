@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def linear(provider: Provider, dtype: str, n: int, k: int) -> Linear:
 
 
 def measured(
-    runs: dict[str, Callable[[int], object]], copies: int
+    runs: Mapping[str, Callable[[int], object]], copies: int
 ) -> tuple[dict[str, float], float, float]:
     """Median seconds of each, in turns; bytes and fp32 operations per second of the machine."""
     times: dict[str, list[float]] = {name: [] for name in runs}

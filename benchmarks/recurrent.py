@@ -315,9 +315,10 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
         for label, python in options.beside:
             starts[label] = functools.partial(host, python, checkpoint)
         for kind in options.llama_cpp:
-            starts[f"llama.cpp {kind}"] = lambda log, kind=kind: start_llama_cpp(
-                stack, llama_cpp_python(options), checkpoint, kind, log, wall=wall
+            started = functools.partial(
+                start_llama_cpp, stack, llama_cpp_python(options), checkpoint
             )
+            starts[f"llama.cpp {kind}"] = functools.partial(started, kind, wall=wall)
         for label, start in starts.items():
             try:
                 runner = start(folder / f"{label}.log")

@@ -42,7 +42,10 @@ def with_llmcompressor(scheme: str, source: Path, target: Path, text: Path) -> N
 
     layers = {"targets": "Linear", "ignore": ["lm_head"]}
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
-    group = {"targets": ["Linear"], "weights": {**weights, "symmetric": scheme == "w4a16-gptq"}}
+    group: dict[str, Any] = {
+        "targets": ["Linear"],
+        "weights": {**weights, "symmetric": scheme == "w4a16-gptq"},
+    }
     int4 = {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
     if scheme == "w8a8-smooth":
         smooth = SmoothQuantModifier(smoothing_strength=0.8)

@@ -146,7 +146,7 @@ def ask(port: int, log: Path) -> str:
     try:
         model = client.models.list().data[0].id
         start = time.perf_counter()
-        stream = client.chat.completions.create(
+        stream = client.chat.completions.create(  # type: ignore[call-overload]  # vLLM's option
             model=model,
             messages=[{"role": "user", "content": QUESTION}],
             temperature=0,

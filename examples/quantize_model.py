@@ -152,7 +152,7 @@ def w8a8(strategy: str, dynamic: bool, azp: bool) -> Scheme:
                 tensors["input_zero_point"] = zero.round().to(torch.int8)
         return tensors
 
-    inputs = {"num_bits": 8, "symmetric": not azp, "dynamic": dynamic}
+    inputs: dict[str, Any] = {"num_bits": 8, "symmetric": not azp, "dynamic": dynamic}
     inputs["strategy"] = "token" if dynamic else "tensor"
     weights = {"num_bits": 8, "strategy": strategy}
     return compressed_tensors(write, "int-quantized", weights, inputs)
@@ -178,7 +178,7 @@ def packed(bits: int, group: int, zero_points: bool = False) -> Scheme:
             tensors["weight_zero_point"] = stream(zeros.t(), bits).t().contiguous()
         return tensors
 
-    weights = {"num_bits": bits, "symmetric": not zero_points}
+    weights: dict[str, Any] = {"num_bits": bits, "symmetric": not zero_points}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
     return compressed_tensors(write, "pack-quantized", weights)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
+from cpu_backend.runtime.sysfs import format_cpu_list
 from cpu_backend.runtime.topology import (
-    format_cpu_list,
     read_limits,
     read_machine_memory,
     read_topology,

@@ -25,7 +25,7 @@ def _seconds(options: list[str], folder: str | None) -> dict[Key, float]:
     environ = {**os.environ, "PYTHONPATH": folder} if folder else dict(os.environ)
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "rows.json"
-        command = [sys.executable, Path(__file__).parent, *options, "--json", path]
+        command = [sys.executable, str(Path(__file__).parent), *options, "--json", str(path)]
         subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)
         rows = json.loads(path.read_text())["rows"]
     return {(r["kernel"], r["shape"], r["dtype"], r["size"]): r["seconds"] for r in rows}

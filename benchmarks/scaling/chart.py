@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.compare.chart import COLOURS, text
@@ -19,7 +19,7 @@ class Panel:
 
     title: str
     x_title: str
-    lines: dict[str, list[tuple[float, float]]]
+    lines: Mapping[str, Sequence[tuple[float, float]]]
     is_log: bool = True
     most: float | None = None
 

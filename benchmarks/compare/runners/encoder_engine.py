@@ -88,7 +88,7 @@ class EncoderEngine:
 def _first_token(torch: Any, model: Any) -> Any:
     """The model as a function of ids and mask that gives the first token's vector."""
 
-    class FirstToken(torch.nn.Module):  # type: ignore[misc]
+    class FirstToken(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
