@@ -1,0 +1,23 @@
+"""Models that the host answers wrongly are refused by their classes (cpu_backend/only_with.py)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from cpu_backend import only_with
+from cpu_backend.errors import ConfigError
+from cpu_backend.host import source
+
+
+def test_classes_that_an_older_host_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(
+        architecture="K2HorizonForCausalLM", hf_config=SimpleNamespace(), runner_type="generate"
+    )
+    only_with.check(model)
+    monkeypatch.setattr(source.host(), "release", (0, 30))
+    with pytest.raises(ConfigError, match="wrongly by this release of vLLM: install vLLM 0.31"):
+        only_with.check(model)
+    model.architecture = "LlamaForCausalLM"
+    only_with.check(model)
