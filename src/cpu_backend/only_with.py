@@ -134,7 +134,7 @@ LIMITS = (
 )
 
 
-# Classes that vLLM 0.30 computes wrongly for every config, as the whole of tests/zoo found beside it.
+# Classes that vLLM 0.30 computes wrongly whatever the config, as tests/zoo found beside it.
 WRONG_BEFORE = Hosts(until=(0, 31))
 WRONG = {
     "BailingMoeV25ForCausalLM",
