@@ -138,9 +138,11 @@ LIMITS = (
 WRONG_BEFORE = Hosts(until=(0, 31))
 WRONG = {
     "BailingMoeV25ForCausalLM",
+    "Exaone4_5_ForConditionalGeneration",
     "K2HorizonForCausalLM",
     "MistralLarge3ForCausalLM",
     "Param2MoEForCausalLM",
+    "Qwen3OmniMoeForConditionalGeneration",
 }
 
 
