@@ -11,6 +11,7 @@ Exits with 0 only if the server ran, the answer was right and the server stopped
 import argparse
 import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -199,9 +200,13 @@ def progress(text: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the system gives to connections, one of which might have it before the
+    server does."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.demo import free_port
 from tools import aarch64, cgroup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -287,10 +287,3 @@ def ask(port: int, seconds: float) -> str:
     with urllib.request.urlopen(request, timeout=seconds) as answer:
         said: str = json.load(answer)["choices"][0]["message"]["content"]
     return said
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
