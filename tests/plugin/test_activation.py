@@ -23,7 +23,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     activation.decide.cache_clear()
 
 
-@pytest.mark.parametrize("version", [(0, 30), (0, 34), (1, 0), None])
+@pytest.mark.parametrize("version", [(0, 29), (0, 34), (1, 0), None])
 def test_host_outside_the_window_is_left_alone_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     version: tuple[int, int] | None,
