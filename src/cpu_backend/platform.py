@@ -297,7 +297,7 @@ def _set_kv_cache_space(config: VllmConfig) -> None:
     requested = memory.parse_kvcache_space(envs.KVCACHE_SPACE.get())
     if requested is None:
         return
-    status = memory.read_memory_status((), local_ranks=local_layout(config).ranks)
+    status = memory.read_memory_status(local_ranks=local_layout(config).ranks)
     memory.plan_kv_bytes(requested, status)
     needed = _one_request_bytes(config)
     # With --max-model-len auto the host shortens requests to what fits.

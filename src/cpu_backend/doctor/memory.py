@@ -34,7 +34,7 @@ class Facts:
 def read(sysfs: Path = SYSFS, procfs: Path = PROCFS) -> Facts:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return Facts(
-        read_memory_status((), sysfs, procfs),
+        read_memory_status(sysfs=sysfs, procfs=procfs),
         _chosen(read_text(sysfs / "kernel/mm/transparent_hugepage/enabled")),
         _reserved_huge_bytes(procfs),
         read_int(procfs / "sys/vm/overcommit_memory"),
