@@ -159,7 +159,7 @@ struct AttendArgs {
   PagedKv cache;
   StepPages pages;
   const uint8_t* causal;  // per request, or null: all_causal holds for every request
-  bool all_causal;
+  bool all_causal;        // else windows end in the future, too, for requests that see it
   int num_heads, num_kv_heads;
   float scale;
   float softcap;              // 0: none

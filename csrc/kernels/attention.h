@@ -8,7 +8,9 @@
 //           several threads take some each, the arithmetic is the same, so a result depends
 //           neither on the number of threads nor on the other requests of the batch.
 // Scores    scale * q.k, soft cap (c * tanh(s / c)), ALiBi (Press et al. 2022: slope * (j - i)),
-//           then the mask: causal, sliding window (`window` tokens, the row's own included).
+//           then the mask: causal, sliding window (`window` tokens, the row's own included).  A
+//           request that sees the future among causal ones, an image, sees all of it, as in HF's
+//           Gemma 4: (causal or same image) and not further back than the window.
 //           A sink adds exp(sink) to the denominator and nothing to the output.
 // Codes     fp8 is decoded in registers where it multiplies, or to bf16 before (kManyHeads).  int8
 //           meets queries and probabilities that were turned into 16-bit integers, per row and
@@ -153,7 +155,7 @@ CPU_BACKEND_INLINE RowMask row_mask(const AttendArgs& args, int32_t request, int
     const int64_t first = mask.position - args.window + 1;
     const int64_t last = mask.position + args.window;
     if (first > mask.begin) mask.begin = first;
-    if (last < mask.end) mask.end = last;
+    if (!args.all_causal && last < mask.end) mask.end = last;
   }
   return mask;
 }

@@ -52,6 +52,7 @@ DEEPSEEK = (
     "AXK1ForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM "
     "GlmMoeDsaForCausalLM LongcatFlashForCausalLM"
 )
+GPT2 = "GPT2ForSequenceClassification GPT2LMHeadModel"
 LIMITS = (
     # Many classes ask what their experts compute, or all of their layers, nobody.
     Limit(
@@ -71,13 +72,20 @@ LIMITS = (
     Limit("activation", ("gelu",), "FalconForCausalLM"),
     Limit("mlp_hidden_act", ("relu2",), "NemotronHForCausalLM"),
     Limit("mamba_hidden_act", SILU, "NemotronHForCausalLM"),
-    Limit("swiglu_alpha", (1.702,), "GptOssForCausalLM"),
+    Limit("swiglu_alpha", (1.702,), "GptOssForCausalLM OpenAIPrivacyFilterForTokenClassification"),
+    Limit("classifier_activation", ("gelu",), "ModernBertForSequenceClassification"),
+    Limit(
+        "vision_config.hidden_act",
+        SILU,
+        "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration "
+        "GlmOcrForConditionalGeneration",
+    ),
     # The table of tokens as the head, or a head of its own.
     Limit(
         "tie_word_embeddings",
         (True,),
         "Cohere2MoeForCausalLM CohereForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM "
-        "Zamba2ForCausalLM",
+        "WhisperForConditionalGeneration Zamba2ForCausalLM",
     ),
     Limit("tie_word_embeddings", (False,), "GPTJForCausalLM"),
     # Rotary embeddings: of latent attention those of DeepSeek, in pairs of neighbors.
@@ -88,7 +96,30 @@ LIMITS = (
     ),
     Limit("rope_parameters.rope_type", ("default",), "GlmMoeDsaForCausalLM"),
     Limit("rope_interleave", (True,), DEEPSEEK),
-    Limit("rope_parameters.rope_type", ("yarn",), "GptOssForCausalLM"),
+    Limit(
+        "rope_parameters.rope_type",
+        ("yarn",),
+        "GptOssForCausalLM OpenAIPrivacyFilterForTokenClassification",
+    ),
+    Limit(
+        "rope_parameters.rope_type",
+        ("default", "dynamic", "ntk"),
+        "GteNewForSequenceClassification GteNewModel",
+    ),
+    Limit(
+        "text_config.rope_parameters.rope_type",
+        ("default", "yarn", "deepseek_yarn"),
+        "KimiK25ForConditionalGeneration",
+    ),
+    # Rotary embeddings of encoders.
+    Limit("audio_config.rope_parameters.rope_type", ("default",), "GlmAsrForConditionalGeneration"),
+    Limit(
+        "vision_config.rope_parameters.rope_theta",
+        (10000.0,),
+        "Ernie4_5_VLMoeForConditionalGeneration Exaone4_5_ForConditionalGeneration "
+        "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration "
+        "GlmOcrForConditionalGeneration KimiK25ForConditionalGeneration",
+    ),
     Limit(
         "rope_parameters.rope_type", ("default",), "PanguUltraMoEForCausalLM Param2MoEForCausalLM"
     ),
@@ -105,9 +136,9 @@ LIMITS = (
     Limit("use_sliding_window", (False,), "Qwen2MoeForCausalLM"),
     Limit("clip_qkv", (), "OlmoeForCausalLM"),
     Limit("multi_query", (True,), "GPTBigCodeForCausalLM"),
-    Limit("scale_attn_weights", (True,), "GPT2LMHeadModel"),
-    Limit("scale_attn_by_inverse_layer_idx", (False,), "GPT2LMHeadModel"),
-    Limit("add_cross_attention", (False,), "GPT2LMHeadModel"),
+    Limit("scale_attn_weights", (True,), GPT2),
+    Limit("scale_attn_by_inverse_layer_idx", (False,), GPT2),
+    Limit("add_cross_attention", (False,), GPT2),
     Limit("qk_layernorm", (False,), "StablelmForCausalLM"),
     Limit("use_parallel_residual", (False,), "StablelmForCausalLM"),
     Limit("param_sink_number", (0,), "PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM"),
@@ -131,6 +162,12 @@ LIMITS = (
         unless=("mamba_rms_norm", False),
     ),
     Limit("input_mult", (1.0,), "TeleFLMForCausalLM"),
+    # What of an encoder's layers a model reads.
+    Limit(
+        "vision_feature_layer",
+        (-1,),
+        "InternS1ForConditionalGeneration InternVLForConditionalGeneration",
+    ),
 )
 
 

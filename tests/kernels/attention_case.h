@@ -20,7 +20,8 @@ struct Case {
   int num_heads = 4, num_kv_heads = 2, head_dim = 32, block_size = 32;
   int narrow = 0;  // channels of values that are narrower than keys
   std::vector<Request> requests = {{1, 40}, {7, 7}, {5, 50}};
-  int causal = 1;  // 0, 1, or 2: alternating per request
+  // 0, 1, or alternating per request: 2, windows reach both ways, 3, they end in the past alone.
+  int causal = 1;
   int window = 0;
   float softcap = 0.0f;
   bool alibi = false, sinks = false;
@@ -47,6 +48,7 @@ constexpr double kRoundedError = 0x1p-9;
 
 inline bool sees(const Case& c, bool causal, int64_t position, int64_t other) {
   if (causal && other > position) return false;
+  if (c.causal == 3 && other > position) return true;
   return c.window <= 0 || std::llabs(position - other) < c.window;
 }
 
@@ -86,7 +88,7 @@ class Step {
           }
       start_.push_back(start_.back() + request.query_len);
       seq_lens_.push_back(request.seq_len);
-      causal_.push_back(c.causal == 2 ? i % 2 == 0 : c.causal == 1);
+      causal_.push_back(c.causal >= 2 ? i % 2 == 0 : c.causal == 1);
     }
     for (int h = 0; h < c.num_heads; ++h) {
       slopes_.push_back(std::pow(0.5f, static_cast<float>(h + 1)));
@@ -212,8 +214,8 @@ inline Buffer Step::run(const KernelTable& table, int threads) {
   args.cache = paged(cache);
   args.pages = {static_cast<int64_t>(seq_lens_.size()), start_.data(), seq_lens_.data(),
                 block_table.data(), width};
-  args.causal = c_.causal == 2 ? causal_.data() : nullptr;
-  args.all_causal = c_.causal == 1;
+  args.causal = c_.causal >= 2 ? causal_.data() : nullptr;
+  args.all_causal = c_.causal % 2 == 1;
   args.num_heads = c_.num_heads;
   args.num_kv_heads = c_.num_kv_heads;
   args.scale = scale_;

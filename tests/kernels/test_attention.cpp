@@ -70,7 +70,7 @@ const Registration b("attention/test_attention_groups_and_blocks",
 void test_attention_masks_and_scores() {
   for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
-      for (int causal : {0, 1, 2}) {
+      for (int causal : {0, 1, 2, 3}) {
         for (int window : {0, 1, 5, 16, 17, 40}) {
           for (int extra = 0; extra < (kEmulated ? 2 : 5); ++extra) {
             Case c;

@@ -31,7 +31,7 @@ def expected(case: Case, window: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("window", [-1, 27])
+@pytest.mark.parametrize("window", [-1, 27, 11])  # of 11 tokens: shorter than the images
 def test_an_image_sees_itself_and_what_is_before(seeded: torch.Generator, window: int) -> None:
     case = make_case(SHAPE, torch.float32, seeded)
     pieces = cut(case.starts, torch.tensor(SHAPE.seq_lens), case.block_table, SPANS)

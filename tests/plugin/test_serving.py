@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import pydantic
 import pytest
@@ -35,12 +37,17 @@ class Settings(pydantic.BaseModel):
     def positive(cls, size: int) -> int:
         if size < 1:
             raise ValueError("Too small.\n  Choose more. " + "More words. " * 100)
+        assert size < 99, "Too large."
         return size
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(0, "size: Too small. Choose more. More words."), ("x", "size: Input should be a valid int")],
+    [
+        (0, "size: Too small. Choose more. More words."),
+        (100, "size: Too large."),
+        ("x", "size: Input should be a valid int"),
+    ],
 )
 def test_validation_errors_of_pydantic_become_one_line(value: object, said: str) -> None:
     with pytest.raises(ConfigError) as caught, sentences.told():
@@ -50,6 +57,15 @@ def test_validation_errors_of_pydantic_become_one_line(value: object, said: str)
     assert "\n" not in text
     assert len(text) <= sentences.LONGEST
     assert "pydantic" not in text
+
+
+def test_an_assertion_without_words_says_what_it_asks_for(tmp_path: Path) -> None:
+    source = tmp_path / "odd.py"  # pytest would give an assertion of this file words
+    source.write_text("def odd(size):\n    assert size % 2\n    return size\n")
+    odd = runpy.run_path(str(source))["odd"]
+    model = pydantic.create_model("Odd", size=(Annotated[int, pydantic.AfterValidator(odd)], 1))
+    with pytest.raises(ConfigError, match=r"^size: vLLM runs .* with size % 2 alone"):
+        sentences.told()(model)(size=8)
 
 
 def test_only_usual_errors_are_told() -> None:

@@ -180,7 +180,7 @@ OWN = (
                 "model_type": "gemma4_text",
                 "num_hidden_layers": 4,
                 "layer_types": ["sliding_attention", "full_attention"] * 2,
-                "sliding_window": 96,  # an image has 70 tokens
+                "sliding_window": 48,  # an image has 70 tokens
                 "vocab_size_per_layer_input": 1000,
                 "hidden_size_per_layer_input": 32,
                 "per_layer_config": GLOBAL_LAYERS,

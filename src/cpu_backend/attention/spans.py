@@ -2,7 +2,10 @@
 
 The kernel knows causal and other requests.  So a request is cut where its spans begin and end: each
 piece is one for the kernel, the pieces of a span are not causal, and a piece's sequence ends where
-the piece does.  The keys of the whole step lie in the cache before anything attends.
+the piece does.  The keys of the whole step lie in the cache before anything attends.  A sliding
+window hides what lies further back of a span's own tokens, too, and nothing behind them: Gemma 4.
+The host leaves spans out that are longer than the window for the other models, whose spans ignore
+it (Gemma 3); theirs are not that long.
 """
 
 from __future__ import annotations

@@ -64,6 +64,9 @@ def _message(error: BaseException) -> str:
         first = details()[0]
         field = ".".join(str(part) for part in first.get("loc", ()))
         words = str(first.get("msg", "")).removeprefix("Value error, ")
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, AssertionError):
+            words = str(cause) or _asserted(cause)
         return f"{field}: {words}" if field else words
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"'{error.filename}': {error.strerror}"
@@ -75,6 +78,15 @@ def _message(error: BaseException) -> str:
     if cause is not None and type(error).__name__.startswith("StrictDataclass"):
         return str(cause)
     return str(error)
+
+
+def _asserted(error: AssertionError) -> str:
+    """What one without words asks for: the source of its ``assert``."""
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return (
+        f"vLLM runs this model with {line.removeprefix('assert ')} alone: choose another model, or "
+        "correct its config.json."
+    )
 
 
 def _shorten(text: str) -> str:
