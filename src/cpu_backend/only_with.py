@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limit:
-    """``classes`` of the host, or architectures that share one with others, answer right where
-    ``field`` of their config (a name with dots: of a part of it) has one of ``values`` or is not
-    there; unless: or where another field has this value or is not there; generating: or where they
-    do not generate."""
+    """``classes`` of the host, or architectures that share one with others, or all where none is
+    named, answer right where ``field`` of their config (a name with dots: of a part of it) has one
+    of ``values`` or is not there; unless: or where another field has this value or is not there;
+    generating: or where they do not generate."""
 
     field: str
     values: tuple[Any, ...]
@@ -80,6 +80,14 @@ LIMITS = (
         "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration "
         "GlmOcrForConditionalGeneration",
     ),
+    Limit("text_config.hidden_act", SILU, "Qwen3VLMoeForConditionalGeneration"),
+    Limit("thinker_config.text_config.hidden_act", SILU, "Qwen3OmniMoeForConditionalGeneration"),
+    Limit("vision_config.hidden_act", ("gelu",), "MuseGlimmerForConditionalGeneration"),
+    Limit(
+        "projector_hidden_act",
+        ("gelu",),
+        "MuseGlimmerForConditionalGeneration QianfanOCRForConditionalGeneration",
+    ),
     # The table of tokens as the head, or a head of its own.
     Limit(
         "tie_word_embeddings",
@@ -111,6 +119,13 @@ LIMITS = (
         ("default", "yarn", "deepseek_yarn"),
         "KimiK25ForConditionalGeneration",
     ),
+    # With positions in several directions; with dynamic it has not been tried.
+    Limit(
+        "rope_parameters.rope_type",
+        ("default", "yarn", "dynamic", "mrope", "xdrope", "bailing_mrope", "openpangu"),
+        "",
+        unless=("rope_parameters.mrope_section", None),
+    ),
     # Rotary embeddings of encoders.
     Limit("audio_config.rope_parameters.rope_type", ("default",), "GlmAsrForConditionalGeneration"),
     Limit(
@@ -118,7 +133,16 @@ LIMITS = (
         (10000.0,),
         "Ernie4_5_VLMoeForConditionalGeneration Exaone4_5_ForConditionalGeneration "
         "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration "
-        "GlmOcrForConditionalGeneration KimiK25ForConditionalGeneration",
+        "GlmOcrForConditionalGeneration KimiK25ForConditionalGeneration "
+        "MuseGlimmerForConditionalGeneration OpenCUAForConditionalGeneration "
+        "Qwen2_5_VLForConditionalGeneration Qwen3VLForConditionalGeneration "
+        "Qwen3VLMoeForConditionalGeneration Qwen3_5ForConditionalGeneration "
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    Limit(
+        "thinker_config.vision_config.rope_parameters.rope_theta",
+        (10000.0,),
+        "Qwen3OmniMoeForConditionalGeneration",
     ),
     Limit(
         "rope_parameters.rope_type", ("default",), "PanguUltraMoEForCausalLM Param2MoEForCausalLM"
@@ -166,7 +190,8 @@ LIMITS = (
     Limit(
         "vision_feature_layer",
         (-1,),
-        "InternS1ForConditionalGeneration InternVLForConditionalGeneration",
+        "InternS1ForConditionalGeneration InternVLForConditionalGeneration "
+        "QianfanOCRForConditionalGeneration",
     ),
 )
 
@@ -204,7 +229,7 @@ def _check(names: tuple[str, ...], config: Any, runner: str) -> None:
             "later release."
         )
     for limit in LIMITS:
-        if not set(names) & set(limit.classes.split()):
+        if limit.classes and not set(names) & set(limit.classes.split()):
             continue
         if limit.generating and runner != "generate":
             continue

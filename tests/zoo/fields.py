@@ -45,6 +45,7 @@ OTHERS = {  # than a value that is a word
     "norms": ("layer_norm", "rms_norm"),
 }
 FOR_NONE: tuple[Any, ...] = (0.5, 4, True)  # what a field without a value may be
+KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 ROTARY: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "factor": 4.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
@@ -101,8 +102,9 @@ def _of_fields(
 
 def _of_field(path: tuple[str, ...], value: Any, common: Set[str]) -> Iterator[list[Variation]]:
     if path[-1] == "rope_parameters" and isinstance(value, dict) and "rope_theta" in value:
+        kept = {name: value[name] for name in KEPT if name in value}
         for rotary in ROTARY:
-            yield [Variation(path, {"rope_theta": value["rope_theta"], **rotary})]
+            yield [Variation(path, {**kept, **rotary})]
     if isinstance(value, dict):
         yield from _of_fields(path, value, common)
     elif others := [Variation(path, other) for other in _others(value)]:

@@ -92,7 +92,7 @@ def page(outcomes: dict[str, Outcome], before: str = "") -> str:
 def _limits() -> Iterator[str]:
     for limit in LIMITS:
         right = " or ".join(f"`{value}`" for value in limit.values) or "nothing"
-        classes = ", ".join(f"`{name}`" for name in limit.classes.split())
+        classes = ", ".join(f"`{name}`" for name in limit.classes.split()) or "any class"
         unless = "unless `{}` is `{}`, ".format(*limit.unless) if limit.unless else ""
         task = "to generate, " if limit.generating else ""
         yield f"- `{limit.field}` other than {right}, {unless}{task}of {classes}"
