@@ -48,6 +48,7 @@ FOR_NONE: tuple[Any, ...] = (0.5, 4, True)  # what a field without a value may b
 KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 ROTARY: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
     {
         "rope_type": "llama3",
@@ -221,14 +222,18 @@ def _built(kind: Kind, spec: Spec) -> Built:
     return Built(kind.reference(model, spec, processor), shapes, config)
 
 
-def effective(kind: Kind, spec: Spec) -> list[Variation]:
-    """The variations with which ``transformers`` answers otherwise, one for each field.  Runs in a
-    process of its own."""
+def effective(kind: Kind, spec: Spec, only: str) -> list[Variation]:
+    """The variations with ``only`` in their name with which ``transformers`` answers otherwise, one
+    for each field.  Runs in a process of its own."""
     base = _built(kind, spec)
     return [
         found
         for candidates in variations(spec)
-        if (found := next((v for v in candidates if _has_effect(kind, spec, v, base)), None))
+        if (
+            found := next(
+                (v for v in candidates if only in v.name and _has_effect(kind, spec, v, base)), None
+            )
+        )
     ]
 
 
@@ -266,17 +271,16 @@ def examine_all(name: str, only: str = "") -> Iterator[Found]:
     """What comes of the fields of one model, or of those whose variation has ``only`` in it."""
     kind, spec = kinds.find(name)
     try:
-        tried = forked(effective, KINDS[kind], spec, seconds=SECONDS)
+        tried = forked(effective, KINDS[kind], spec, only, seconds=SECONDS)
     except Failed as failed:
         yield name, "", judge.ENDED, f"the zoo itself: {failed}"[:300]
         return
     for variation in tried:
-        if only in variation.name:
-            try:
-                state, words = forked(examine, KINDS[kind], spec, variation)
-            except Failed as failed:
-                state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
-            yield name, variation.name, state, words
+        try:
+            state, words = forked(examine, KINDS[kind], spec, variation)
+        except Failed as failed:
+            state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
+        yield name, variation.name, state, words
 
 
 def main() -> int:

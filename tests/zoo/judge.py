@@ -104,13 +104,14 @@ def _next(prompt: Prompt) -> torch.Tensor:
 
 @torch.no_grad()
 def worst_error(model: Any, answers: dict[Prompt, Answer]) -> float:
-    """The largest error of a prompt's log-probabilities, in standard deviations of its logits."""
+    """The largest error of a prompt's log-probabilities, in standard deviations of its logits;
+    infinite where one is no number."""
     worst = 0.0
     for prompt, answer in answers.items():
         logits = _logits(model, prompt)[:-1]
         exact = logits.log_softmax(-1).gather(1, _next(prompt))[:, 0]
         error = (torch.tensor(answer.prompt_logprobs) - exact).abs() / logits.std(1)
-        worst = max(worst, float(error.max()))
+        worst = max(worst, float(error.nan_to_num(math.inf).max()))
     return worst
 
 
@@ -136,6 +137,8 @@ def left_out(model: torch.nn.Module) -> float:
 def rms(errors: torch.Tensor, without: float) -> float:
     """Without the largest share, one token at least but never all: where two experts are nearly
     equal, rounding chooses, and one such token weighs more than all others."""
+    if not errors.isfinite().all():
+        return math.inf
     kept = max(1, math.floor((1 - without) * len(errors)))
     return float(errors.square().sort().values[:kept].mean().sqrt())
 
