@@ -16,7 +16,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import architectures, envs, ops, providers, speculation
+from cpu_backend import architectures, envs, ops, positions, providers, speculation
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import engine_arguments, slot_mapping, state_copies, state_pages
@@ -140,6 +140,7 @@ class CpuBackendPlatform(CpuPlatform):
         cache_dtype = vllm_config.cache_config.cache_dtype
         if vllm_config.model_config is not None:
             architectures.check(vllm_config.model_config)
+            positions.shorten(vllm_config)
             providers.check(vllm_config.model_config.quantization)
             kv_dtypes.check(cache_dtype, vllm_config.model_config.dtype)
         _set_block_size(vllm_config)

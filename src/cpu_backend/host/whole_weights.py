@@ -70,14 +70,16 @@ OURS = "layers"  # the host's setting, which nobody has given
 
 @patch("vllm.model_executor.model_loader.base_loader", "initialize_model", when=When.COMPUTING)
 def before_weights(original: Any) -> Any:
-    """Biases add nothing until they are loaded, and every model in it has a config that the host
-    computes right."""
-    from cpu_backend import only_with
+    """Biases add nothing until they are loaded, every model in it has a config that the host
+    computes right, and its tables of positions are long enough."""
+    from cpu_backend import only_with, positions
     from cpu_backend.layers import whole_weights
 
     def initialize_model(vllm_config: Any, **kwargs: Any) -> Any:
         model = original(vllm_config=vllm_config, **kwargs)
         only_with.check_parts(model, vllm_config.model_config.runner_type)
+        own = kwargs.get("model_config") or vllm_config.model_config
+        positions.check(model, own.max_model_len)
         whole_weights.without_biases(model)
         return model
 
