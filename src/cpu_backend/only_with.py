@@ -49,8 +49,8 @@ def _get(config: Any, path: str) -> Any:
 
 SILU = ("silu", "swish")
 DEEPSEEK = (
-    "AXK1ForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM Glm4MoeLiteForCausalLM "
-    "GlmMoeDsaForCausalLM LongcatFlashForCausalLM"
+    "AXK1ForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM DeepseekV3ForCausalLM "
+    "Glm4MoeLiteForCausalLM GlmMoeDsaForCausalLM LongcatFlashForCausalLM"
 )
 GPT2 = "GPT2ForSequenceClassification GPT2LMHeadModel"
 LIMITS = (
