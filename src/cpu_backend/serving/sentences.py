@@ -83,10 +83,8 @@ def _message(error: BaseException) -> str:
 def _asserted(error: AssertionError) -> str:
     """What one without words asks for: the source of its ``assert``."""
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
-    return (
-        f"vLLM runs this model with {line.removeprefix('assert ')} alone: choose another model, or "
-        "correct its config.json."
-    )
+    condition = line.removeprefix("assert ")
+    return f"vLLM needs {condition}: choose a model and settings of which that is true."
 
 
 def _shorten(text: str) -> str:
