@@ -2,7 +2,7 @@
 
 What: the parts of its config have every field of the file.
 Why: the host takes the sizes of both encoders alone, and the rest as it is by default.
-Since: 0.32
+Since: 0.30
 Until: 0.33, which has the config of transformers.
 """
 
