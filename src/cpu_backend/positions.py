@@ -28,7 +28,7 @@ def shorten(config: Any) -> None:
     rotary = getattr(text, "rope_parameters", None) or {}
     if model.original_max_model_len not in (None, -1) or rotary.get("rope_type") != "dynamic":
         return
-    positions = text.max_position_embeddings
+    positions = getattr(text, "max_position_embeddings", model.max_model_len)
     if "alpha" not in rotary and model.max_model_len > positions:
         logger.warning(
             "requests are limited to %d tokens, as far as %s answers right: longer ones need "
