@@ -31,8 +31,9 @@ def shorten(config: Any) -> None:
     positions = getattr(text, "max_position_embeddings", model.max_model_len)
     if "alpha" not in rotary and model.max_model_len > positions:
         logger.warning(
-            "requests are limited to %d tokens, as far as %s answers right: longer ones need "
-            "Dynamic NTK (rope_type dynamic), which vLLM does not scale by a request's length.",
+            "cpu_backend: requests are limited to %d tokens, as far as %s answers right: for "
+            "longer ones Dynamic NTK (rope_type dynamic) is scaled by their length, which vLLM "
+            "does not do.",
             positions,
             model.architecture,
         )
@@ -42,13 +43,11 @@ def shorten(config: Any) -> None:
 def check(model: torch.nn.Module, longest: int) -> None:
     """Raise ConfigError where requests of ``longest`` tokens are longer than a table of
     ``model``."""
-    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
-
     find = getattr(model, "get_language_model", None)
     for module in (find() if find else model).modules():
-        if isinstance(module, RotaryEmbeddingBase) and len(module.cos_sin_cache) < longest:
+        table = getattr(module, "cos_sin_cache", None)  # the host's name in all of its classes
+        if table is not None and len(table) < longest:
             raise ConfigError(
-                f"requests of {longest} tokens are longer than the {len(module.cos_sin_cache)} "
-                f"positions of {type(model).__name__}: give --max-model-len "
-                f"{len(module.cos_sin_cache)} or less."
+                f"requests of {longest} tokens are longer than the {len(table)} positions of "
+                f"{type(model).__name__}: give --max-model-len {len(table)} or less."
             )
