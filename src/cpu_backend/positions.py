@@ -1,4 +1,4 @@
-"""No request is longer than the tables of the model's rotary embeddings.
+"""No request is longer than the model's rotary embeddings are right for.
 
 The host reads a table at each token's position without looking where it ends.  With
 ``rope_type`` "dynamic" (Dynamic NTK) it takes requests that are ``factor`` times as long as the
@@ -19,25 +19,61 @@ logger = logging.getLogger("vllm.cpu_backend")
 
 
 def shorten(config: Any) -> None:
-    """With Dynamic NTK, requests are as long as the table unless the user says how long.
+    """Requests end where the model's rotary embeddings do, unless the user says how long.
 
-    config: the host's VllmConfig.
+    config: the host's VllmConfig.  Raises ConfigError where the user asks for more than a model
+    with dual chunks answers right; ``check`` does where a table says it.
     """
     model = config.model_config
+    asked = model.original_max_model_len not in (None, -1)
+    if chunk := _without_dual_chunks(model):
+        longest, why = chunk, "dual chunk attention, which this backend does not have, changes them"
+        if asked and model.max_model_len > longest:
+            raise ConfigError(
+                f"{model.architecture} answers requests of up to {longest} tokens right: longer "
+                f"ones need dual chunk attention, which this backend does not have, so give "
+                f"--max-model-len {longest} or less."
+            )
+    elif not asked and (positions := _dynamic_positions(model)):
+        longest = positions
+        why = "Dynamic NTK (rope_type dynamic) is scaled by their length, which vLLM does not do"
+    else:
+        return
+    if model.max_model_len > longest:
+        logger.warning(
+            "cpu_backend: requests are limited to %d tokens, as far as %s answers right: of "
+            "longer ones %s.",
+            longest,
+            model.architecture,
+            why,
+        )
+        model.max_model_len = longest
+
+
+def _without_dual_chunks(model: Any) -> int | None:
+    """The length up to which dual chunks (Qwen2.5-1M) change nothing, if the model has them; its
+    config no longer has, so that the host makes the usual layers.
+
+    Tokens of the first chunk attend as usual.  One of the second sees its distance from a token of
+    the first unless that is ``chunk_size`` or more (An et al. 2024, "Training-Free Long-Context
+    Scaling of Large Language Models"); the logits are scaled beyond the original length.
+    """
+    longest = None
+    for config in (model.hf_config, model.hf_text_config):
+        if chunks := getattr(config, "dual_chunk_attention_config", None):
+            lengths = (chunks.get("chunk_size"), chunks.get("original_max_position_embeddings"))
+            longest = min(length for length in lengths if length)
+            del config.dual_chunk_attention_config
+    return longest
+
+
+def _dynamic_positions(model: Any) -> int | None:
+    """The positions that Dynamic NTK's table has, if the model has one of them."""
     text = model.hf_text_config
     rotary = getattr(text, "rope_parameters", None) or {}
-    if model.original_max_model_len not in (None, -1) or rotary.get("rope_type") != "dynamic":
-        return
-    positions = getattr(text, "max_position_embeddings", model.max_model_len)
-    if "alpha" not in rotary and model.max_model_len > positions:
-        logger.warning(
-            "cpu_backend: requests are limited to %d tokens, as far as %s answers right: for "
-            "longer ones Dynamic NTK (rope_type dynamic) is scaled by their length, which vLLM "
-            "does not do.",
-            positions,
-            model.architecture,
-        )
-        model.max_model_len = positions
+    if rotary.get("rope_type") != "dynamic" or "alpha" in rotary:
+        return None
+    return getattr(text, "max_position_embeddings", None)
 
 
 def check(model: torch.nn.Module, longest: int) -> None:

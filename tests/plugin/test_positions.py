@@ -21,6 +21,7 @@ def config(rotary: dict[str, Any], asked: int | None) -> Any:
     text = SimpleNamespace(rope_parameters=rotary, max_position_embeddings=64)
     model = SimpleNamespace(
         architecture="InternLM2ForCausalLM",
+        hf_config=text,
         hf_text_config=text,
         original_max_model_len=asked,
         max_model_len=asked if asked and asked > 0 else 256,
@@ -45,6 +46,20 @@ def test_what_the_user_did_not_ask_for_is_as_long_as_the_table(
     made = config(rotary, asked)
     positions.shorten(made)
     assert made.model_config.max_model_len == expected
+
+
+def test_dual_chunks_change_nothing_within_the_first() -> None:
+    chunks = {"chunk_size": 96, "local_size": 8, "original_max_position_embeddings": 64}
+    for asked, expected in {None: 64, -1: 64, 50: 50}.items():
+        made = config({}, asked)
+        made.model_config.hf_config.dual_chunk_attention_config = dict(chunks)
+        positions.shorten(made)
+        assert made.model_config.max_model_len == expected
+        assert not hasattr(made.model_config.hf_config, "dual_chunk_attention_config")
+    made = config({}, 65)
+    made.model_config.hf_config.dual_chunk_attention_config = dict(chunks)
+    with pytest.raises(ConfigError, match="give --max-model-len 64 or less"):
+        positions.shorten(made)
 
 
 @pytest.mark.parametrize("kind", ["default", "dynamic", "linear", "yarn"])

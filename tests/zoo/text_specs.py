@@ -44,6 +44,16 @@ MAMBA2: dict[str, Any] = {
 # Time steps of any size: transformers makes those of prompts no smaller than a
 # limit, but not those of single tokens; neither the models' authors nor the host do.
 NO_LIMIT = (0.0, float("inf"))
+# A scale of the queries that begins where this length ends.
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
+# As Qwen2.5-1M has it; within the first chunk it changes nothing.
+ONE_CHUNK = {"chunk_size": 512, "local_size": 16, "original_max_position_embeddings": 512}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 SPARSE = "sparse attention"
 
@@ -381,7 +391,7 @@ OWN = (
             "use_routing_bias": True,
         },
     ),
-    Spec("Ministral3ForCausalLM", "Ministral 3", "ministral3"),
+    Spec("Ministral3ForCausalLM", "Ministral 3", "ministral3", {"rope_parameters": MINISTRAL}),
     Spec("MistralForCausalLM", "Mistral 7B", "mistral"),
     Spec("MixtralForCausalLM", "Mixtral", "mixtral", {"intermediate_size": 96}),
     Spec("NemotronForCausalLM", "Nemotron, Minitron", "nemotron"),
@@ -428,6 +438,7 @@ OWN = (
         "qwen2",
         {**TIED, "use_sliding_window": True, "max_window_layers": 0},
         selected=True,
+        published_config=lambda config: {**config, "dual_chunk_attention_config": ONE_CHUNK},
     ),
     Spec("Qwen2MoeForCausalLM", "Qwen2 MoE", "qwen2_moe"),
     Spec("Qwen3ForCausalLM", "Qwen3", "qwen3"),
