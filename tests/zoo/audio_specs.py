@@ -21,6 +21,7 @@ class Begun(Heard):
 
 
 SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
+LONGER = (Sound(8000, 1), Sound(30000, 2), Sound(130000, 3))  # than the encoder reads at once
 ENCODER = {
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -236,7 +237,7 @@ SPECS = (
             "audio_token_id": mistral.SOUND,
         },
         processor=mistral.voxtral,
-        cases=spoken([mistral.BEGIN, *[mistral.SOUND] * mistral.TOKENS], SOUNDS),
+        cases=spoken(mistral.sound_tokens, LONGER),
         published=mistral.NAMES,
         options=mistral.OPTIONS,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.zoo import grid_specs, more_grid_specs, processors, tile_specs
 from tests.zoo.build import WINDOW
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
+from tests.zoo.mistral import MINISTRAL
 from tests.zoo.processors import FIRST, GEMMA3N_OWN, PINPOINTS, SIDE
 from tests.zoo.tile_specs import TOWER
 from tests.zoo.videos import Video, filmed
@@ -301,6 +302,7 @@ OWN = (
                 "model_type": "llama4_text",
                 "num_hidden_layers": 4,
                 "attention_chunk_size": 128,
+                "floor_scale": 64,
                 "intermediate_size_mlp": 352,
                 "intermediate_size": 96,
                 "interleave_moe_layer_step": 2,
@@ -391,10 +393,14 @@ OWN = (
     ),
     MediaSpec(
         "Mistral3ForConditionalGeneration",
-        "Mistral Small 3.1",
+        "Mistral Small 3.1, Ministral 3",
         "mistral3",
         {
-            "text_config": {"model_type": "mistral", "sliding_window": None},
+            "text_config": {
+                "model_type": "ministral3",
+                "sliding_window": None,
+                "rope_parameters": MINISTRAL,
+            },
             "vision_config": {**VISION, "model_type": "pixtral", "image_size": 2 * SIDE},
             "image_token_index": FIRST,
             "tie_word_embeddings": False,

@@ -108,7 +108,7 @@ def examine(name: str, tokens: int) -> tuple[str, str]:
         except Failed as failed:
             outcome = judge.failure(failed, spec.host, spec.note)
             return outcome.state, outcome.note
-        [scored], [alone], [again], [_, beside, _], [_, repeated, _] = answers["float32"]
+        _, [alone], [again], [_, beside, _], [_, repeated, _] = answers["float32"]
         try:
             logprobs, deviations, gaps = forked(
                 exact, folder, spec, tokens, alone.tokens, seconds=SECONDS

@@ -169,10 +169,7 @@ class Spoken:
         import torch
 
         made = processor([sound.make() for sound in self.media], sampling_rate=RATE)
-        return {
-            "input_features": torch.tensor(made.input_features),
-            self.ids: torch.tensor([self.tokens]),
-        }
+        return {**made, self.ids: torch.tensor([self.tokens])}
 
 
 @dataclass(frozen=True)
@@ -229,13 +226,14 @@ def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
     )
 
 
-def spoken(mark: Sequence[int], media: Sequence[Sound]) -> tuple[Case, ...]:
-    """Six requests with a sound, as ``shown`` makes them; the fourth has the first's words."""
+def spoken(mark: Callable[[Sound], Sequence[int]], media: Sequence[Sound]) -> tuple[Case, ...]:
+    """Six requests with a sound, as ``shown`` makes them; the fourth has the first's words; mark:
+    tokens of a sound."""
     small, middle, large = media
     other = replace(small, seed=small.seed + 3)
     sounds = (small, middle, large, other, middle, large)
     return tuple(
-        Spoken(tuple(mark), before, (sound,), after)
+        Spoken(tuple(mark(sound)), before, (sound,), after)
         for sound, (before, after) in zip(sounds, _words(), strict=True)
     )
 

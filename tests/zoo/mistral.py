@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from tests.zoo.build import BASE
-from tests.zoo.media import Picture
+from tests.zoo.media import RATE, Picture, Sound
 
-SECONDS = 4  # of a sound that the encoder reads at once; a shorter one is padded
+SECONDS = 4  # of a sound that the encoder reads at once; the last ones are padded
 FRAMES = 50 * SECONDS  # of the encoder
 BEGIN, SOUND = 6, 5  # the tokens before and of a sound
 IMAGE, BREAK, END = 7, 8, 9  # of an image, at the end of a row of it, and of the last
 LARGEST = 112  # pixels of an image's longer side
 TOKEN = 28  # pixels of the side of what is one token, two patches
-TOKENS = FRAMES // 4  # of a sound
 SPECTRUM = {"num_mel_bins": 80, "hop_length": 160, "window_size": 400}
 OPTIONS = {"tokenizer_mode": "mistral", "config_format": "mistral"}
 
+# Ministral 3's rotary embeddings; a scale of the queries begins where their own length ends.
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 64,
+    "llama_4_scaling_beta": 0.1,
+}
 # Of images; Mistral's words for them are those of transformers.
 VISION = {
     "hidden_size": 64,
@@ -78,8 +85,8 @@ PIXTRAL_NAMES = (
 
 
 def voxtral(folder: Path) -> Any:
-    """Leave tokenizer and config in ``folder``; ``transformers``' feature extractor is returned."""
-    from transformers import WhisperFeatureExtractor
+    """Leave tokenizer and config in ``folder``; what makes features for ``transformers`` is
+    returned."""
 
     audio = {
         "sampling_rate": 16000,
@@ -89,7 +96,28 @@ def voxtral(folder: Path) -> Any:
     }
     (folder / "tekken.json").write_text(json.dumps({**_tokenizer(), "audio": audio}))
     (folder / "params.json").write_text(json.dumps({**_text(), "multimodal": _whisper()}))
-    return WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
+    return _spectra
+
+
+def _spectra(sounds: list[Any], sampling_rate: int) -> dict[str, Any]:
+    """A sound as one spectrum, cut into what the encoder reads at once."""
+    from transformers import WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS)
+    [spectrum] = extractor(
+        sounds,
+        sampling_rate=sampling_rate,
+        truncation=False,
+        padding=True,
+        pad_to_multiple_of=SECONDS * sampling_rate,
+        return_tensors="pt",
+    ).input_features
+    return {"input_features": spectrum.unflatten(1, (-1, 2 * FRAMES)).transpose(0, 1)}
+
+
+def sound_tokens(sound: Sound) -> list[int]:
+    """As many as its parts of SECONDS have."""
+    return [BEGIN, *[SOUND] * (FRAMES // 4 * math.ceil(sound.samples / (SECONDS * RATE)))]
 
 
 def pixtral(folder: Path) -> Any:

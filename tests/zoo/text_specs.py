@@ -15,6 +15,7 @@ from tests.zoo.latents import (
     WIDE_LATENT,
     YARN,
 )
+from tests.zoo.mistral import MINISTRAL
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
 FOUR = {"num_hidden_layers": 4}  # so that a pattern of layers comes to its full attention
@@ -44,14 +45,6 @@ MAMBA2: dict[str, Any] = {
 # Time steps of any size: transformers makes those of prompts no smaller than a
 # limit, but not those of single tokens; neither the models' authors nor the host do.
 NO_LIMIT = (0.0, float("inf"))
-# A scale of the queries that begins where this length ends.
-MINISTRAL = {
-    "rope_type": "yarn",
-    "rope_theta": 1e6,
-    "factor": 16.0,
-    "original_max_position_embeddings": 64,
-    "llama_4_scaling_beta": 0.1,
-}
 # As Qwen2.5-1M has it; within the first chunk it changes nothing.
 ONE_CHUNK = {"chunk_size": 512, "local_size": 16, "original_max_position_embeddings": 512}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
@@ -333,6 +326,7 @@ OWN = (
         {
             **FOUR,
             "attention_chunk_size": 128,
+            "floor_scale": 64,  # where the scale of the queries begins
             "intermediate_size_mlp": 352,
             "intermediate_size": 96,
             "interleave_moe_layer_step": 2,
@@ -439,6 +433,7 @@ OWN = (
         {**TIED, "use_sliding_window": True, "max_window_layers": 0},
         selected=True,
         published_config=lambda config: {**config, "dual_chunk_attention_config": ONE_CHUNK},
+        note="Qwen2.5-1M for requests of up to 262,144 tokens",
     ),
     Spec("Qwen2MoeForCausalLM", "Qwen2 MoE", "qwen2_moe"),
     Spec("Qwen3ForCausalLM", "Qwen3", "qwen3"),
