@@ -27,25 +27,23 @@ def shorten(config: Any) -> None:
     model = config.model_config
     asked = model.original_max_model_len not in (None, -1)
     if chunk := _without_dual_chunks(model):
-        longest, why = chunk, "dual chunk attention, which this backend does not have, changes them"
+        longest, need = chunk, "dual chunk attention, which this backend does not have"
         if asked and model.max_model_len > longest:
             raise ConfigError(
                 f"{model.architecture} answers requests of up to {longest} tokens right: longer "
-                f"ones need dual chunk attention, which this backend does not have, so give "
-                f"--max-model-len {longest} or less."
+                f"ones need {need}, so give --max-model-len {longest} or less."
             )
     elif not asked and (positions := _dynamic_positions(model)):
-        longest = positions
-        why = "Dynamic NTK (rope_type dynamic) is scaled by their length, which vLLM does not do"
+        longest, need = positions, "rope_type dynamic scaled by their length, which vLLM has not"
     else:
         return
     if model.max_model_len > longest:
         logger.warning(
-            "cpu_backend: requests are limited to %d tokens, as far as %s answers right: of "
-            "longer ones %s.",
+            "cpu_backend: requests are limited to %d tokens, as far as %s answers right: longer "
+            "ones need %s.",
             longest,
             model.architecture,
-            why,
+            need,
         )
         model.max_model_len = longest
 
