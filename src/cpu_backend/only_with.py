@@ -104,6 +104,8 @@ LIMITS = (
     ),
     Limit("rope_parameters.rope_type", ("default",), "GlmMoeDsaForCausalLM"),
     Limit("rope_interleave", (True,), DEEPSEEK),
+    Limit("rope_parameters.attention_factor", (None,), DEEPSEEK),
+    Limit("rope_parameters.truncate", (None, True), DEEPSEEK),
     Limit(
         "rope_parameters.rope_type",
         ("yarn",),
@@ -126,6 +128,14 @@ LIMITS = (
         "",
         unless=("rope_parameters.mrope_section", None),
     ),
+    # LongRoPE's, which the host makes of both lengths.
+    Limit(
+        "rope_parameters.attention_factor",
+        (None,),
+        "",
+        unless=("rope_parameters.long_factor", None),
+    ),
+    Limit("rope_parameters.factor", (None,), "", unless=("rope_parameters.long_factor", None)),
     # Rotary embeddings of encoders.
     Limit("audio_config.rope_parameters.rope_type", ("default",), "GlmAsrForConditionalGeneration"),
     Limit(

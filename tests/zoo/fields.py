@@ -46,10 +46,14 @@ OTHERS = {  # than a value that is a word
 }
 FOR_NONE: tuple[Any, ...] = (0.5, 4, True)  # what a field without a value may be
 KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 ROTARY: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "factor": 4.0},
     {"rope_type": "dynamic", "factor": 4.0},
-    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    YARN,
+    {**YARN, "attention_factor": 1.5},
+    {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4},
+    {**YARN, "truncate": False},
     {
         "rope_type": "llama3",
         "factor": 8.0,
