@@ -106,6 +106,7 @@ LIMITS = (
     Limit("rope_interleave", (True,), DEEPSEEK),
     Limit("rope_parameters.attention_factor", (None,), DEEPSEEK),
     Limit("rope_parameters.truncate", (None, True), DEEPSEEK),
+    Limit("rope_parameters.mscale_all_dim", (None, 0), "MiniCPM3ForCausalLM"),
     Limit(
         "rope_parameters.rope_type",
         ("yarn",),

@@ -79,14 +79,6 @@ def asks(draw: random.Random) -> Iterator[Ask]:
     yield Ask({**chat, "structured_outputs": {"regex": "("}}, "/v1/chat/completions", status=400)
 
 
-def _answer(text: str) -> Any:
-    """What of an answer may not change."""
-    reply = json.loads(text)
-    for choice in reply["choices"]:
-        choice.get("message", {}).pop("id", None)
-    return reply["choices"]
-
-
 @dataclass
 class Held:
     """What a server's processes hold; bytes of memory that is not shared with files."""
@@ -125,39 +117,39 @@ class Soak:
         return self.kinds.total()
 
     def ask(self, ask: Ask) -> None:
+        """Send one request; what comes back, or does not, is counted."""
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=300)
         try:
-            body = json.dumps({"model": self.server.model, **ask.body})
-            connection.request("POST", ask.path, body, {"content-type": "application/json"})
-            if ask.read == 0:
-                return self._keep(ask, "gone before the answer", None)
-            reply = connection.getresponse()
-            if ask.read is not None:
-                for _ in range(2 * ask.read):  # each chunk is followed by an empty line
-                    reply.readline()
-                return self._keep(ask, "gone within the answer", None)
-            text = reply.read().decode()
-            if reply.status == 400 and WITH_DRAFTS in text:
-                return self._keep(ask, "refused", None)
-            if reply.status != ask.status:
-                return self._keep(ask, "wrong", f"{reply.status} for {ask.key[:200]}: {text[:500]}")
-            if ask.status != 200:
-                return self._keep(ask, "refused", None)
-            answer = _answer(text)
-            with self._lock:
-                first = self.first.setdefault(ask.key, answer)
-            same = first == answer
-            self._keep(
-                ask, "answered", None if same else f"{ask.key[:200]}: {first!r} then {answer!r}"
-            )
+            kind, wrong = self._sent(ask, connection)
+        except (OSError, http.client.HTTPException) as error:
+            kind, wrong = "wrong", repr(error)
         finally:
             connection.close()
-
-    def _keep(self, ask: Ask, kind: str, wrong: str | None) -> None:
         with self._lock:
             self.kinds[kind] += 1
             if wrong:
-                self.wrong.append(wrong)
+                self.wrong.append(f"{ask.key[:200]}: {wrong}")
+
+    def _sent(self, ask: Ask, connection: http.client.HTTPConnection) -> tuple[str, str]:
+        """Its kind, and what is wrong with the answer."""
+        body = json.dumps({"model": self.server.model, **ask.body})
+        connection.request("POST", ask.path, body, {"content-type": "application/json"})
+        if ask.read == 0:
+            return "gone before the answer", ""
+        reply = connection.getresponse()
+        if ask.read is not None:
+            for _ in range(2 * ask.read):  # each chunk is followed by an empty line
+                reply.readline()
+            return "gone within the answer", ""
+        text = reply.read().decode()
+        if reply.status == 400 and (ask.status == 400 or WITH_DRAFTS in text):
+            return "refused", ""
+        if reply.status != ask.status:
+            return "wrong", f"{reply.status}, {text[:500]}"
+        answer = json.loads(text)["choices"]
+        with self._lock:
+            first = self.first.setdefault(ask.key, answer)
+        return ("answered", "") if first == answer else ("wrong", f"{first!r}, then {answer!r}")
 
     def run(self, seconds: float, clients: int, seed: int) -> None:
         """``clients`` at once until the time is over; each ends the round that it has begun."""
@@ -169,10 +161,7 @@ class Soak:
                 round_ = list(asks(draw))
                 draw.shuffle(round_)
                 for each in round_:
-                    try:
-                        self.ask(each)
-                    except (OSError, http.client.HTTPException) as error:
-                        self._keep(each, "wrong", f"{error!r} for {each.key[:200]}")
+                    self.ask(each)
 
         threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
         for thread in threads:
@@ -185,11 +174,11 @@ class Soak:
 
 
 @contextmanager
-def served(model: str, *arguments: str, **environ: str) -> Iterator[Server]:
+def served(model: str, *arguments: str) -> Iterator[Server]:
+    """A server whose KV cache may be set from outside."""
     with tempfile.TemporaryDirectory() as folder:
         server = Server(model, Path(folder) / "log", *arguments)
-        space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-        server.environ = {"VLLM_CPU_KVCACHE_SPACE": space, **environ}
+        server.environ["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
         with server:
             yield server
 
