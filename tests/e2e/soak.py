@@ -38,9 +38,9 @@ GREEDY = {"temperature": 0, "max_tokens": 24}
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 16}
 
 
-def _prompt(draw: random.Random, longest: int) -> str:
+def _prompt(draw: random.Random) -> str:
     begin = draw.randrange(0, len(TEXT) // 2, 500)
-    return TEXT[begin : begin + draw.choice([20, 90, 400, 1500, longest])]
+    return TEXT[begin : begin + draw.choice([20, 90, 400, 1500, len(TEXT)])]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Ask:
 
 def asks(draw: random.Random) -> Iterator[Ask]:
     """One request of each kind."""
-    prompt = _prompt(draw, 4000)
+    prompt = _prompt(draw)
     seed = draw.randrange(4)
     chat = {"messages": [{"role": "user", "content": prompt[:400]}]}
     yield Ask({"prompt": prompt, **GREEDY, "logprobs": 3})

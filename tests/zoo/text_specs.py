@@ -332,6 +332,7 @@ OWN = (
             "interleave_moe_layer_step": 2,
             "num_experts_per_tok": 1,
         },
+        selected=True,
     ),
     Spec(
         "LongcatFlashForCausalLM",
@@ -385,7 +386,13 @@ OWN = (
             "use_routing_bias": True,
         },
     ),
-    Spec("Ministral3ForCausalLM", "Ministral 3", "ministral3", {"rope_parameters": MINISTRAL}),
+    Spec(
+        "Ministral3ForCausalLM",
+        "Ministral 3",
+        "ministral3",
+        {"rope_parameters": MINISTRAL},
+        selected=True,
+    ),
     Spec("MistralForCausalLM", "Mistral 7B", "mistral"),
     Spec("MixtralForCausalLM", "Mixtral", "mixtral", {"intermediate_size": 96}),
     Spec("NemotronForCausalLM", "Nemotron, Minitron", "nemotron"),
