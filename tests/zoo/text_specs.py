@@ -46,7 +46,7 @@ MAMBA2: dict[str, Any] = {
 # limit, but not those of single tokens; neither the models' authors nor the host do.
 NO_LIMIT = (0.0, float("inf"))
 # As Qwen2.5-1M has it; within the first chunk it changes nothing.
-ONE_CHUNK = {"chunk_size": 512, "local_size": 16, "original_max_position_embeddings": 512}
+ONE_CHUNK = {"chunk_size": 1024, "local_size": 16, "original_max_position_embeddings": 1024}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
 SPARSE = "sparse attention"
 
