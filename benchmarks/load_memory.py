@@ -1,8 +1,8 @@
 """What loading a model costs in memory: the engine's peak beside the weights that it keeps.
 
-    python -m benchmarks.load_memory {7B-awq,7B-gptq,1B} [--quantization NAME] [--folder DIR]
+    python -m benchmarks.load_memory {7B-awq,7B-gptq,1B,mixture} [--quantization Q] [--folder DIR]
 
-Writes a checkpoint of the shape with random weights (up to 4 GB, kept only if --folder names a
+Writes a checkpoint of the shape with random weights (up to 5 GB, kept only if --folder names a
 place for it) and loads it in a process of its own, with engine and model in one process.  Counted
 is anonymous memory: pages of the mapped checkpoint are the page cache's, which gives them up.
 """
@@ -38,6 +38,7 @@ class Shape:
     vocab: int
     tied: bool
     scheme: str
+    experts: int = 0  # a Qwen 3 mixture with so many in each layer, 8 of them for a token
 
     def config(self) -> dict[str, Any]:
         """Its config.json."""
@@ -56,6 +57,10 @@ class Shape:
             "torch_dtype": "bfloat16",
             "vocab_size": self.vocab,
         }
+        if self.experts:
+            config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+            config |= {"head_dim": self.hidden // self.heads, "num_experts": self.experts}
+            config |= {"moe_intermediate_size": self.intermediate, "num_experts_per_tok": 8}
         if self.scheme:
             method = {"quant_method": self.scheme, "bits": 4, "group_size": GROUP}
             method |= {"zero_point": True, "sym": True, "desc_act": False}
@@ -65,14 +70,19 @@ class Shape:
     def linears(self) -> dict[str, tuple[int, int]]:
         """(outputs, inputs) of the linear layers of a decoder layer."""
         keys = self.hidden // self.heads * self.kv_heads
+        projections = {
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
+        blocks = [f"mlp.experts.{i}" for i in range(self.experts)] or ["mlp"]
         return {
             "self_attn.q_proj": (self.hidden, self.hidden),
             "self_attn.k_proj": (keys, self.hidden),
             "self_attn.v_proj": (keys, self.hidden),
             "self_attn.o_proj": (self.hidden, self.hidden),
-            "mlp.gate_proj": (self.intermediate, self.hidden),
-            "mlp.up_proj": (self.intermediate, self.hidden),
-            "mlp.down_proj": (self.hidden, self.intermediate),
+            **{f"{b}.{name}": size for b in blocks for name, size in projections.items()},
+            **({"mlp.gate": (self.experts, self.hidden)} if self.experts else {}),
         }
 
 
@@ -80,6 +90,8 @@ SHAPES = {
     "7B-awq": Shape(4096, 11008, 32, 32, 32, 32000, tied=False, scheme="awq"),
     "7B-gptq": Shape(4096, 11008, 32, 32, 32, 32000, tied=False, scheme="gptq"),
     "1B": Shape(2048, 8192, 16, 32, 8, 128256, tied=True, scheme=""),
+    # Four of the 48 layers of Qwen3-30B-A3B.
+    "mixture": Shape(2048, 768, 4, 32, 4, 32000, tied=False, scheme="", experts=128),
 }
 
 
@@ -115,8 +127,12 @@ def files_of(shape: Shape) -> Iterator[dict[str, Any]]:
             for name, size in shape.linears().items()
             for part, tensor in linear(*size).items()
         }
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}.{norm}.weight"] = torch.ones(shape.hidden, dtype=torch.bfloat16)
+        norms = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
+        if shape.experts:
+            head_size = shape.hidden // shape.heads
+            norms |= {"self_attn.q_norm": head_size, "self_attn.k_norm": head_size}
+        for norm, size in norms.items():
+            tensors[f"{layer}.{norm}.weight"] = torch.ones(size, dtype=torch.bfloat16)
         yield tensors
 
 

@@ -193,6 +193,10 @@ ONE_OF_EACH = {
         f"The checkpoint has nothing for {LAYER}",
         with_weights(lambda tensors: tensors.pop(LAYER)),
     ),
+    "a layer in two files": Mistake(
+        "twice, and they may differ: leave one of each in its folder",
+        lambda folder: os.symlink(folder / "model.safetensors", folder / "more.safetensors"),
+    ),
     "a bias that the host passes over": Mistake(
         f"LlamaForCausalLM has no place for {LAYER.removesuffix('weight')}bias",
         with_weights(with_bias(1.0)),

@@ -69,7 +69,7 @@ def parts_of(layer: torch.nn.Module) -> int:
 
 
 def _pack_vocabulary(layer: VocabParallelEmbedding) -> None:
-    """An output layer is packed; an embedding table only if it is one too.
+    """An output layer is packed; an embedding table only if it is one too, of the same dtype.
 
     Tied layers, one module or two with one parameter, share one packed copy that also answers
     look-ups.  Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
@@ -77,7 +77,8 @@ def _pack_vocabulary(layer: VocabParallelEmbedding) -> None:
     weight = layer.weight
     packed = getattr(weight, "packed", None)
     if packed is None:
-        if not isinstance(layer, ParallelLMHead) and not _embeddings_are_tied():
+        is_head = isinstance(layer, ParallelLMHead) or _embeddings_are_tied()
+        if not is_head or getattr(layer, "cpu_only_table", False):
             return
         packed = weight.packed = ops.PackedLinear(weight.detach(), float_output=True)
     layer.cpu_linear = packed

@@ -69,3 +69,9 @@ def mallopt(parameter: int, value: int) -> None:
     """glibc's function; nothing where the C library has none, as musl, which needs none."""
     if call := getattr(ctypes.CDLL(None), "mallopt", None):
         call(parameter, value)
+
+
+def malloc_trim() -> None:
+    """Give what the heap has free back to the system; as mallopt."""
+    if call := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        call(0)

@@ -30,3 +30,7 @@ def release(address: int, num_bytes: int) -> bool:
 
 def mallopt(parameter: int, value: int) -> None:
     pass
+
+
+def malloc_trim() -> None:
+    pass

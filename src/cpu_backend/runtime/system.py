@@ -10,6 +10,7 @@ if sys.platform == "linux":
     from cpu_backend.runtime.linux import (
         allowed_cpus,
         bind_thread,
+        malloc_trim,
         mallopt,
         may_bind_memory,
         may_bind_threads,
@@ -20,6 +21,7 @@ else:
     from cpu_backend.runtime.other import (
         allowed_cpus,
         bind_thread,
+        malloc_trim,
         mallopt,
         may_bind_memory,
         may_bind_threads,
@@ -30,6 +32,7 @@ else:
 __all__ = [
     "allowed_cpus",
     "bind_thread",
+    "malloc_trim",
     "mallopt",
     "may_bind_memory",
     "may_bind_threads",

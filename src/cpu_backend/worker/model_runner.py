@@ -22,6 +22,7 @@ from cpu_backend import providers
 from cpu_backend.attention.states import StateMetadata
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
+from cpu_backend.runtime import system
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.worker.draft_replay import DraftReplay
 from cpu_backend.worker.model_memory import model_memory
@@ -51,6 +52,7 @@ class CPUModelRunner(HostCPUModelRunner):
         start = time.perf_counter()
         providers.prepare(self.model_config.dtype)
         super().load_model(load_dummy_weights)
+        system.malloc_trim()  # packing leaves holes of the size of its largest layer
         self._check_cache_type()
         draft_model = self.get_draft_model()
         if self.lora_config is None:  # adapters add to the projection's own result

@@ -101,6 +101,11 @@ class AtLoadLinearMethod(UnquantizedLinearMethod):
 class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
     """The output layer, always in 8 bits; a tied embedding table keeps its own weight."""
 
+    def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> Any:
+        """Shared until this layer is packed."""
+        embed_tokens.cpu_only_table = True
+        return super().tie_weights(layer, embed_tokens)
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Quantize and pack; logits are fp32."""
         weight = layer.weight
