@@ -2,11 +2,12 @@
 
 What: the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0), engines that are forked, and no empty
     CUDA_VISIBLE_DEVICES; memory and signals of the server kept apart from those of its forks; what
-    the server has frozen thawed at its end.
+    the server has frozen thawed at its end; no garbage collected while a server imports.
 Why: the V2 runner is written in Triton.  The host spawns engines for the sake of CUDA, so each
     imports everything again, half of the time to the first token.  An empty CUDA_VISIBLE_DEVICES
     makes the host believe that Triton works.  The host's gc.freeze() leaves Triton's types alive,
-    which are then listed as leaks after Ctrl-C.
+    which are then listed as leaks after Ctrl-C.  Imports make no garbage worth
+    looking for, and the search goes over all that they have made.
 Since: 0.32
 Until: the V2 runner computes without Triton; a platform chooses the start method; the host asks
     the driver for GPUs.
@@ -17,8 +18,11 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import multiprocessing
 import os
 import signal
+import sys
+from pathlib import Path
 
 from cpu_backend import envs
 from cpu_backend.serving import sentences
@@ -36,6 +40,19 @@ def prepare() -> None:
     # the end of a rank would look to the server as if it had been asked to stop.
     os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
     atexit.register(gc.unfreeze)
+    if _forks_engines():
+        gc.disable()
+        os.register_at_fork(after_in_child=gc.enable, after_in_parent=gc.enable)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
     sentences.print_without_traceback()
+
+
+def _forks_engines() -> bool:
+    """Whether this process is ``vllm serve``'s first: nothing but a server, which forks soon."""
+    return (
+        Path(sys.argv[0]).name == "vllm"
+        and sys.argv[1:2] == ["serve"]
+        and multiprocessing.parent_process() is None
+        and os.environ[envs.START_METHOD.name] == "fork"
+    )
