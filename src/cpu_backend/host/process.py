@@ -6,8 +6,8 @@ What: the V1 runner (VLLM_USE_V2_MODEL_RUNNER=0), engines that are forked, and n
 Why: the V2 runner is written in Triton.  The host spawns engines for the sake of CUDA, so each
     imports everything again, half of the time to the first token.  An empty CUDA_VISIBLE_DEVICES
     makes the host believe that Triton works.  The host's gc.freeze() leaves Triton's types alive,
-    which are then listed as leaks after Ctrl-C.  Imports make no garbage worth
-    looking for, and the search goes over all that they have made.
+    which are then listed as leaks after Ctrl-C.  Imports make no garbage worth looking for, and
+    the search goes over all that they have made.
 Since: 0.32
 Until: the V2 runner computes without Triton; a platform chooses the start method; the host asks
     the driver for GPUs.
@@ -51,8 +51,8 @@ def prepare() -> None:
 def _forks_engines() -> bool:
     """Whether this process is ``vllm serve``'s first: nothing but a server, which forks soon."""
     return (
-        Path(sys.argv[0]).name == "vllm"
-        and sys.argv[1:2] == ["serve"]
+        sys.argv[1:2] == ["serve"]
+        and Path(sys.argv[0]).name == "vllm"
         and multiprocessing.parent_process() is None
         and os.environ[envs.START_METHOD.name] == "fork"
     )

@@ -119,9 +119,11 @@ def watch(original: Any) -> Any:
 )
 def check_loaded(original: Any) -> Any:
     """After the host's own look; some models do not say what they have loaded."""
-    from cpu_backend.layers import whole_weights
+    from cpu_backend.layers import arrivals, whole_weights
 
     def track(self: Any, model: Any, loaded_weights: Any, **options: bool) -> None:
+        if loaded_weights is not None:
+            loaded_weights = set(loaded_weights) | arrivals.stand_ins(model)
         if self.enable_weights_track != OURS:
             original(self, model, loaded_weights, **options)
         elif loaded_weights is not None:

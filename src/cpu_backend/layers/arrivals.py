@@ -6,8 +6,9 @@ layer's parameters are given back before the next layer's are touched.
 
 A layer awaits every shard (a query, a gate, an expert's matrix) of every parameter.  What does not
 come, because the checkpoint has no bias or a model loads a parameter in a way of its own, leaves
-the layer to the host's pass after loading.  So are embeddings and heads, which models tie to each
-other when all is loaded, and draft models, some of which read their layers' weights then.
+the layer to the host's pass after loading.  Left to it are also embeddings and heads, which models
+tie to each other when all is loaded, draft models, some of which read their layers' weights then,
+and experts of which other ranks have some: the host looks up the parameters for those, too.
 """
 
 from __future__ import annotations
@@ -52,14 +53,17 @@ class Arrivals:
                 self._awaited[name] -= self._awaited[name] if shards is None else shards
         if not self.packed and not any(self._awaited.values()):
             self.packed = True
-            self._layer.quant_method.process_weights_after_loading(self._layer)
-            for name, own in self._params.items():
-                if getattr(self._layer, name, None) is not own:
-                    own.data = own.data.new_empty(0)  # the loop that loads holds it, too
-            for param in self._layer.parameters(recurse=False):
-                if not hasattr(param, "weight_loader"):  # instead of the host's for any tensor
-                    param.weight_loader = functools.partial(_refuse, self._layer)
-            self._params.clear()
+            self._pack()
+
+    def _pack(self) -> None:
+        self._layer.quant_method.process_weights_after_loading(self._layer)
+        for name, own in self._params.items():
+            if getattr(self._layer, name, None) is not own:
+                own.data = own.data.new_empty(0)  # the loop that loads holds it, too
+        for param in self._layer.parameters(recurse=False):
+            if not hasattr(param, "weight_loader"):  # instead of the host's for any tensor
+                param.weight_loader = functools.partial(_refuse, self._layer)
+        self._params.clear()
 
 
 def _shards(layer: torch.nn.Module, name: str) -> set[Hashable]:
@@ -80,7 +84,8 @@ def _counts(layer: torch.nn.Module) -> bool:
     if not isinstance(getattr(layer, "quant_method", None), QuantizeMethodBase):
         return False
     if isinstance(layer, RoutedExperts):
-        return type(layer).weight_loader is RoutedExperts.weight_loader
+        alone = layer.local_num_experts == layer.global_num_experts
+        return alone and type(layer).weight_loader is RoutedExperts.weight_loader
     return isinstance(layer, LINEAR) and any(
         all(getattr(type(layer), name) is getattr(base, name) for name in LOADERS)
         for base in LINEAR
@@ -123,9 +128,8 @@ def into_experts(load: Load) -> Load:
         arrivals = _of(self)
         result = load(self, param, loaded_weight, weight_name, shard_id, expert_id, *args, **kwargs)
         if arrivals:
-            local = self._map_global_expert_id_to_local_expert_id(expert_id)
             whole = loaded_weight.dim() == param.dim() == 3
-            experts = range(self.local_num_experts) if whole else [local]
+            experts = range(self.local_num_experts) if whole else [expert_id]
             arrivals.note(param, {(expert, shard_id) for expert in experts})
         return result
 
@@ -160,6 +164,16 @@ def expect(model: torch.nn.Module, config: ModelConfig) -> None:
                 params = {name: p for name, p in params.items() if name.startswith(("w13_", "w2_"))}
             if params and all(owners[id(param)] == 1 for param in params.values()):
                 layer.cpu_arrivals = Arrivals(layer, params)
+
+
+def stand_ins(model: torch.nn.Module) -> set[str]:
+    """Names of the parameters that packed layers have now."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, layer in model.named_modules()
+        if getattr(layer, "cpu_arrivals", None) and layer.cpu_arrivals.packed
+        for name, _ in layer.named_parameters(recurse=False)
+    }
 
 
 @contextmanager
