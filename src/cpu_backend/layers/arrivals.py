@@ -56,12 +56,14 @@ class Arrivals:
             self._pack()
 
     def _pack(self) -> None:
+        before = list(self._layer.parameters(recurse=False))
         self._layer.quant_method.process_weights_after_loading(self._layer)
         for name, own in self._params.items():
             if getattr(self._layer, name, None) is not own:
                 own.data = own.data.new_empty(0)  # the loop that loads holds it, too
         for param in self._layer.parameters(recurse=False):
-            if not hasattr(param, "weight_loader"):  # instead of the host's for any tensor
+            stands_in = not any(param is own for own in before)
+            if stands_in and not hasattr(param, "weight_loader"):  # the host would load any tensor
                 param.weight_loader = functools.partial(_refuse, self._layer)
         self._params.clear()
 
