@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import load_memory
 from tests.e2e import engine
 from tools import cgroup
 
@@ -32,6 +33,24 @@ def test_a_full_kv_cache_fits_the_memory_of_a_container(model_path: str, tmp_pat
     print(sized)
     assert "by the memory limit of the container (cgroup)" in sized
     assert [len(answer["tokens"]) for answer in answers] == [4] * len(prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("control groups")
+def test_a_model_is_quantized_in_less_memory_than_its_checkpoint_takes(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shape = load_memory.Shape(2048, 8192, 18, 32, 8, 32000, tied=True, scheme="")
+    load_memory.write(shape, model)
+    limit = 2000 * MIB
+    assert sum(file.stat().st_size for file in model.glob("*.safetensors")) > limit
+    job = {
+        "engine": {"model": str(model), "quantization": "cpu_int4", "max_model_len": 64},
+        "batches": [[[1, 2, 3]]],
+        "sampling": {"max_tokens": 2},
+    }
+    with cgroup.limited(limit, 2) as program:
+        [[answer]], _ = engine.run_by([*program, *AS_SIZED], job, tmp_path)
+    assert len(answer["tokens"]) == 2
 
 
 @pytest.mark.parametrize(
