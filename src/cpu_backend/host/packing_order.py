@@ -1,8 +1,8 @@
 """A layer is packed when its last weight has been read, and its parameters are freed then.
 
-What: loaders of linear layers and experts note what they have loaded (layers/arrivals.py), from
-    when the loader of checkpoints begins; the host's pass over all layers leaves out those that are
-    packed by then.
+What: loaders of linear layers and experts, which whole_weights.py has changed, note what they have
+    loaded (layers/arrivals.py), from when the loader of checkpoints begins; the host's pass over
+    all layers leaves out those that are packed by then.
 Why: after the whole checkpoint, all of its parameters take memory at once, those of a model that is
     quantized while it is loaded too.
 Since: 0.32
@@ -13,29 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.host.seam import When, change, patch, replace
-from cpu_backend.host.whole_weights import LINEAR, LOADER
-
-
-@change("vllm.model_executor.layers.linear", *LINEAR, when=When.COMPUTING)
-def note_linear(module: Any) -> None:
-    """For the layers that the host will make."""
-    from cpu_backend.layers import arrivals
-
-    for symbol in LINEAR:
-        replace(module, symbol.partition("(")[0], arrivals.into_linear)
-
-
-@patch(
-    "vllm.model_executor.layers.fused_moe.routed_experts",
-    "RoutedExperts.weight_loader(self, param, loaded_weight, weight_name, shard_id, ...)",
-    when=When.COMPUTING,
-)
-def note_experts(original: Any) -> Any:
-    """The same."""
-    from cpu_backend.layers import arrivals
-
-    return arrivals.into_experts(original)
+from cpu_backend.host.seam import When, patch
+from cpu_backend.host.whole_weights import LOADER
 
 
 @patch(LOADER, "DefaultModelLoader.load_weights(self, model, model_config)", when=When.COMPUTING)

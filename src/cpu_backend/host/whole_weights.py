@@ -1,8 +1,8 @@
 """A weight of the checkpoint is loaded whole and as what it is, or not at all.
 
-What: loaders of linear layers, embeddings and experts compare shapes and dtypes first
-    (layers/whole_weights.py), and the loader of checkpoints looks whether every layer has been
-    given its weights and has taken its bias.
+What: loaders of linear layers, embeddings and experts (layers/loaders.py) compare shapes and dtypes
+    first (layers/whole_weights.py), and the loader of checkpoints looks whether every layer has
+    been given its weights and has taken its bias.
 Why: the host's linear layers take of a larger weight what fits, and its experts fill what a smaller
     one does: with another model's config.json the engine starts, and answers nonsense, as it does
     where quantization_config does not name a layer that is not quantized.  An embedding fails an
@@ -34,10 +34,10 @@ LINEAR = (
 @change("vllm.model_executor.layers.linear", *LINEAR, when=When.COMPUTING)
 def into_linear(module: Any) -> None:
     """For the layers that the host will make."""
-    from cpu_backend.layers import whole_weights
+    from cpu_backend.layers import loaders
 
     for symbol in LINEAR:
-        replace(module, symbol.partition("(")[0], whole_weights.into_linear)
+        replace(module, symbol.partition("(")[0], loaders.linear)
 
 
 @patch(
@@ -47,9 +47,9 @@ def into_linear(module: Any) -> None:
 )
 def into_embedding(original: Any) -> Any:
     """The same."""
-    from cpu_backend.layers import whole_weights
+    from cpu_backend.layers import loaders
 
-    return whole_weights.into_embedding(original)
+    return loaders.embedding(original)
 
 
 @patch(
@@ -59,9 +59,9 @@ def into_embedding(original: Any) -> Any:
 )
 def into_experts(original: Any) -> Any:
     """The same."""
-    from cpu_backend.layers import whole_weights
+    from cpu_backend.layers import loaders
 
-    return whole_weights.into_experts(original)
+    return loaders.experts(original)
 
 
 LOADER = "vllm.model_executor.model_loader.default_loader"

@@ -34,6 +34,7 @@ from cpu_backend.host.bases import (
 )
 
 Load = Callable[..., Any]
+Shards = set[Hashable] | None  # of a parameter that comes in several; None: all of it
 LINEAR = (ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
 LOADERS = ("weight_loader", "weight_loader_v2")
 
@@ -46,7 +47,7 @@ class Arrivals:
         self._awaited = {name: _shards(layer, name) for name in params}
         self.packed = False
 
-    def note(self, param: torch.nn.Parameter, shards: set[Hashable] | None) -> None:
+    def note(self, param: torch.nn.Parameter, shards: Shards) -> None:
         """These have come, or all of them; pack the layer if nothing is left to come."""
         for name, own in self._params.items():
             if own is param:
@@ -94,56 +95,16 @@ def _counts(layer: torch.nn.Module) -> bool:
     )
 
 
-def into_linear(load: Load) -> Load:
-    """A loader of linear layers that notes what it has loaded."""
-
-    def weight_loader(
-        self: Any,
-        param: torch.nn.Parameter,
-        loaded_weight: torch.Tensor,
-        loaded_shard_id: Any = None,
-    ) -> Any:
-        arrivals = _of(self)
-        shard = () if loaded_shard_id is None else (loaded_shard_id,)
-        result = load(self, param, loaded_weight, *shard)
-        if arrivals:
-            shards = loaded_shard_id if isinstance(loaded_shard_id, tuple) else shard
-            arrivals.note(param, set(shards) or None)
-        return result
-
-    return weight_loader
-
-
-def into_experts(load: Load) -> Load:
-    """The same of experts: one of them, or a matrix of all."""
-
-    def weight_loader(
-        self: Any,
-        param: torch.nn.Parameter,
-        loaded_weight: torch.Tensor,
-        weight_name: str,
-        shard_id: str,
-        expert_id: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        arrivals = _of(self)
-        result = load(self, param, loaded_weight, weight_name, shard_id, expert_id, *args, **kwargs)
-        if arrivals:
-            whole = loaded_weight.dim() == param.dim() == 3
-            experts = range(self.local_num_experts) if whole else [expert_id]
-            arrivals.note(param, {(expert, shard_id) for expert in experts})
-        return result
-
-    return weight_loader
-
-
-def _of(layer: torch.nn.Module) -> Arrivals | None:
-    """While a checkpoint is read.  Raises ConfigError where all has come before."""
+@contextmanager
+def arriving(layer: torch.nn.Module, param: Any, shards: Shards) -> Iterator[None]:
+    """While a loader of ``layer`` loads these shards of ``param``, or all of it.  Raises
+    ConfigError where all has come before."""
     arrivals: Arrivals | None = getattr(layer, "cpu_arrivals", None)
     if arrivals and arrivals.packed:
         _refuse(layer)
-    return arrivals
+    yield
+    if arrivals:
+        arrivals.note(param, shards)
 
 
 def _refuse(layer: torch.nn.Module, *_: Any) -> None:

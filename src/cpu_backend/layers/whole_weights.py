@@ -13,7 +13,7 @@ classes pass over a bias that they have no place for, as if the model had none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from cpu_backend.host.bases import (
     VocabParallelEmbedding,
 )
 
-Load = Callable[..., Any]
 # Parameters without which a layer is none: not those of activations and caches, which may have
 # defaults.
 ESSENTIAL = re.compile(r"(^|_)(q?weight|weight_packed|weight_scale(_inv)?|scales)$")
@@ -40,27 +39,15 @@ WAY_OUT = (
 )
 
 
-def into_linear(load: Load) -> Load:
-    """A loader of linear layers that compares first."""
-
-    def weight_loader(
-        self: Any,
-        param: torch.nn.Parameter,
-        loaded_weight: torch.Tensor,
-        loaded_shard_id: Any = None,
-    ) -> Any:
-        unquantized = isinstance(self.quant_method, UnquantizedLinearMethod)
-        if unquantized and not getattr(param, "is_sharded_weight", False):
-            size = _out_features(self, loaded_shard_id)
-            if size is not None:
-                whole = (size, self.input_size)[: param.dim()]
-                _compare(self.prefix, loaded_weight, whole)
-        if param is getattr(self, "weight", None):
-            _compare_kinds(self.prefix, param, loaded_weight)
-        shard = () if loaded_shard_id is None else (loaded_shard_id,)
-        return load(self, param, loaded_weight, *shard)
-
-    return weight_loader
+def compare_linear(layer: Any, param: Any, weight: torch.Tensor, shard: Any) -> None:
+    """Raise ConfigError for what is not a linear layer's ``param``, or that shard of it."""
+    unquantized = isinstance(layer.quant_method, UnquantizedLinearMethod)
+    if unquantized and not getattr(param, "is_sharded_weight", False):
+        size = _out_features(layer, shard)
+        if size is not None:
+            _compare(layer.prefix, weight, (size, layer.input_size)[: param.dim()])
+    if param is getattr(layer, "weight", None):
+        _compare_kinds(layer.prefix, param, weight)
 
 
 def _out_features(layer: Any, shard: Any) -> int | None:
@@ -83,41 +70,22 @@ def _out_features(layer: Any, shard: Any) -> int | None:
     return sum(sizes[s] for s in shards) if sizes.keys() >= set(shards) else None
 
 
-def into_embedding(load: Load) -> Load:
+def compare_embedding(layer: Any, param: Any, weight: torch.Tensor) -> None:
     """The same of embeddings and heads, whose rows are the vocabulary."""
-
-    def weight_loader(self: Any, param: torch.nn.Parameter, loaded_weight: torch.Tensor) -> Any:
-        if isinstance(self.quant_method, UnquantizedEmbeddingMethod) and param.dim() == 2:
-            whole = (self.org_vocab_size, self.embedding_dim)
-            _compare("the vocabulary", loaded_weight, whole)
-        if param is getattr(self, "weight", None):
-            _compare_kinds("the vocabulary", param, loaded_weight)
-        return load(self, param, loaded_weight)
-
-    return weight_loader
+    if isinstance(layer.quant_method, UnquantizedEmbeddingMethod) and param.dim() == 2:
+        _compare("the vocabulary", weight, (layer.org_vocab_size, layer.embedding_dim))
+    if param is getattr(layer, "weight", None):
+        _compare_kinds("the vocabulary", param, weight)
 
 
-def into_experts(load: Load) -> Load:
-    """The same of experts."""
-
-    def weight_loader(
-        self: Any,
-        param: torch.nn.Parameter,
-        loaded_weight: torch.Tensor,
-        weight_name: str,
-        shard_id: str,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if isinstance(self.quant_method, UnquantizedFusedMoEMethod) and param.dim() == 3:
-            moe = self.moe_config
-            shape = (moe.intermediate_size, moe.hidden_dim_unpadded)
-            _compare(weight_name, loaded_weight, shape[::-1] if shard_id == "w2" else shape)
-        if any(param is getattr(self, name, None) for name in ("w13_weight", "w2_weight")):
-            _compare_kinds(weight_name, param, loaded_weight)
-        return load(self, param, loaded_weight, weight_name, shard_id, *args, **kwargs)
-
-    return weight_loader
+def compare_experts(layer: Any, param: Any, weight: torch.Tensor, name: str, shard: str) -> None:
+    """The same of experts: ``name`` is the weight's in the checkpoint."""
+    if isinstance(layer.quant_method, UnquantizedFusedMoEMethod) and param.dim() == 3:
+        moe = layer.moe_config
+        shape = (moe.intermediate_size, moe.hidden_dim_unpadded)
+        _compare(name, weight, shape[::-1] if shard == "w2" else shape)
+    if any(param is getattr(layer, own, None) for own in ("w13_weight", "w2_weight")):
+        _compare_kinds(name, param, weight)
 
 
 class Watched(torch.Tensor):
