@@ -42,11 +42,6 @@ def check(model: Any) -> None:
             f"{model.architecture} reads prompts in both directions here, and this one's "
             "config.json (prefix_lm) says forwards alone: choose another model."
         )
-    if kind in ("paligemma", "colpali"):
-        raise ConfigError(
-            f"{model.architecture} is made to read prompts in both directions, which the host does "
-            "for their images at most: choose another model."
-        )
     only_with.check(model)
     if kind == "kimi_linear":
         _check_kimi_linear(model)

@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
 from cpu_backend import architectures, envs, ops, positions, providers, speculation
-from cpu_backend.attention import kv_dtypes
+from cpu_backend.attention import kv_dtypes, whole_prompts
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import engine_arguments, slot_mapping, state_copies, state_pages
 from cpu_backend.host import speculation as speculation_kernels
@@ -153,7 +153,9 @@ class CpuBackendPlatform(CpuPlatform):
         envs.check_replay()
         _set_kv_cache_space(vllm_config)
         _switch_off_gpu_features(vllm_config)
-        if vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
+        if whole_prompts.has(vllm_config.model_config):
+            whole_prompts.keep(vllm_config)
+        elif vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
             vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_images.py
         _set_environment(vllm_config)
 

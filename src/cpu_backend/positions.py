@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from cpu_backend.attention import whole_prompts
 from cpu_backend.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,22 +23,25 @@ def shorten(config: Any) -> None:
     """Requests end where the model's rotary embeddings do, unless the user says how long.
 
     config: the host's VllmConfig.  Raises ConfigError where the user asks for more than a model
-    with dual chunks answers right; ``check`` does where a table says it.
+    with dual chunks, or with windows in whole prompts, answers right; ``check`` does where a table
+    says it.
     """
     model = config.model_config
     asked = model.original_max_model_len not in (None, -1)
     if chunk := _without_dual_chunks(model):
         longest, need = chunk, "dual chunk attention, which this backend does not have"
-        if asked and model.max_model_len > longest:
-            raise ConfigError(
-                f"{model.architecture} answers requests of up to {longest} tokens right: longer "
-                f"ones need {need}, so give --max-model-len {longest} or less."
-            )
+    elif window := whole_prompts.window(model):
+        longest, need = window, "prompts that see beyond a window, which this backend does not have"
     elif not asked and (positions := _dynamic_positions(model)):
         longest, need = positions, "rope_type dynamic scaled by their length, which vLLM has not"
     else:
         return
     if model.max_model_len > longest:
+        if asked:
+            raise ConfigError(
+                f"{model.architecture} answers requests of up to {longest} tokens right: longer "
+                f"ones need {need}, so give --max-model-len {longest} or less."
+            )
         logger.warning(
             "cpu_backend: requests are limited to %d tokens, as far as %s answers right: longer "
             "ones need %s.",

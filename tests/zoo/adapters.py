@@ -37,12 +37,12 @@ def write(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def generate(folder: Path, adapter: Path, whole: bool) -> list[Answer]:
+def generate(folder: Path, adapter: Path) -> list[Answer]:
     """To each prompt with the adapter, then to each without it, asked at once."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    options = {**text.ENGINES["bf16"], **(text.WHOLE_PROMPTS if whole else {}), "dtype": "float32"}
+    options = {**text.ENGINES["bf16"], "dtype": "float32"}
     llm = LLM(
         str(folder),
         skip_tokenizer_init=True,
@@ -68,7 +68,7 @@ def examine(spec: Spec) -> tuple[str, str]:
         model = build(spec, folder)
         adapter = write(model, Path(name) / "adapter")
         try:
-            answers = forked(generate, folder, adapter, spec.whole_prompts)
+            answers = forked(generate, folder, adapter)
         except Failed as failed:
             outcome = judge.failure(failed)
             return outcome.state, outcome.note

@@ -154,7 +154,7 @@ def _of_text(model: Any, spec: Spec, processor: Any) -> torch.Tensor:
 
 
 def _error_of_text(model: Any, spec: Spec, processor: Any, folder: Path) -> tuple[str, bool]:
-    options = {**text.ENGINES["eager"], **(text.WHOLE_PROMPTS if spec.whole_prompts else {})}
+    options = text.ENGINES["eager"]
     found = forked(generate, folder, options, [Round((p,), text.SCORED) for p in PROMPTS])
     answers = {prompt: answer for prompt, (answer,) in zip(PROMPTS, found, strict=True)}
     return _judged(judge.worst_error(model, answers))

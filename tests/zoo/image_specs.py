@@ -411,14 +411,24 @@ OWN = (
     ),
     MediaSpec(
         "PaliGemmaForConditionalGeneration",
-        "PaliGemma",
+        "PaliGemma, PaliGemma 2",
         "paligemma",
         {
-            "text_config": {"model_type": "gemma"},
-            "vision_config": {**SIGLIP, "projection_dim": 192},
+            "text_config": {
+                "model_type": "gemma2",
+                "num_hidden_layers": 4,
+                "sliding_window": 512,  # as many tokens as a request may have
+            },
+            "vision_config": SIGLIP,
             "projection_dim": 192,
+            "image_token_index": FIRST,
+            "tie_word_embeddings": True,
         },
-        refused="both directions",
+        processor=processors.paligemma,
+        cases=shown("", PICTURES, at_once=1),
+        published=TOWER,
+        options={"limit_mm_per_prompt": {"image": 1}},
+        whole_prompts=True,
     ),
     MediaSpec(
         "SmolVLMForConditionalGeneration",

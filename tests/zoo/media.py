@@ -278,3 +278,7 @@ class MediaSpec(Spec):
     fixed: bool = False
     chunk: int = 64
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> bool:
+        return super().cached and not self.fixed

@@ -33,6 +33,7 @@ class Reference(torch.nn.Module):
         self.model = model
         # This one's forward alone lets images see themselves in layers without a window too.
         self.as_generated = model.config.model_type == "gemma4_unified"
+        self.reads_whole_prompts = model.config.model_type == "paligemma"
         self.case = case
         self.inputs = case.inputs(processor)
         self.config = model.config
@@ -51,7 +52,7 @@ class Reference(torch.nn.Module):
         longer = ids.shape[1] - given[self.case.ids].shape[1]
         for name in ("attention_mask", *KINDS):
             if name in given:
-                fill = int(name == "attention_mask")
+                fill = int(name == "attention_mask" or self.reads_whole_prompts)
                 given[name] = torch.nn.functional.pad(given[name], (0, longer), value=fill)
         if "told_ids" in given:  # what stands for the host's tokens of the prompt
             told = given.pop("told_ids")
@@ -92,14 +93,14 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
     greedy = {name: by_round[: len(sent)] for name, by_round in answers.items()}
-    faults = judge.differences(sent, greedy, cached=not spec.fixed)
+    faults = judge.differences(sent, greedy, cached=spec.cached)
     references = [Reference(model, case, processor) for case in spec.cases]
     first = dict(zip(_cases(sent), _answers(greedy["eager"]), strict=True))
     faults += _token_faults(references, [first[case] for case in spec.cases])
     scores = {name: _answers(by_round[len(sent) :]) for name, by_round in answers.items()}
     faults += _blind_faults(model, processor, spec.cases, scores["eager"])
     faults += _score_faults(references, scores)
-    compared, dtypes = FIXED if spec.fixed else COMPARED, ("fp32", "bf16")
+    compared, dtypes = COMPARED if spec.cached else FIXED, ("fp32", "bf16")
     state = RIGHT if not faults else HOST if spec.host else WRONG
     notes = [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
     notes += [spec.note] if spec.note else []

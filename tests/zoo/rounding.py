@@ -71,10 +71,10 @@ def subject(spec: Spec, folder: Path) -> Subject:
         processor = spec.processor(folder)
         score = functools.partial(mixed.prompt_logprobs, processor=processor)
         cases, options = spec.cases, mixed.options(spec)
-        return Subject(build(spec, folder), cases, cases[2], score, options, not spec.fixed)
+        return Subject(build(spec, folder), cases, cases[2], score, options, spec.cached)
     prompts = text.prompts()
     long = (prompts[2] * 3)[:LONG]
-    options = {"max_model_len": 1024, **(text.WHOLE_PROMPTS if spec.whole_prompts else {})}
+    options = {"max_model_len": 1024}
     model = build(spec, folder)
     return Subject(model, prompts, long, judge.prompt_logprobs, options, spec.cached)
 

@@ -29,7 +29,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "recorded": {"dtype": "float32", **CHUNKED},
     "bf16": {"dtype": "bfloat16", **CHUNKED},
 }
-WHOLE_PROMPTS = {"max_num_batched_tokens": 1024}
 
 
 def registered() -> list[str]:
@@ -60,10 +59,9 @@ def examine(spec: Spec, folder: Path) -> Outcome:
         return judge.refusal(spec, folder, generate, ENGINES["recorded"], [])
     model = build(spec, folder)
     scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
-    steps = WHOLE_PROMPTS if spec.whole_prompts else {}
     try:
         answers = {
-            name: forked(generate, folder, {**options, **steps}, rounds(prompts()) + scored)
+            name: forked(generate, folder, options, rounds(prompts()) + scored)
             for name, options in ENGINES.items()
         }
     except Failed as failed:

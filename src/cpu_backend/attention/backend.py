@@ -6,6 +6,7 @@ into the paged cache, then attends over it (``csrc/kernels/attention.h``).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
     KVQuantMode,
 )
 
-from cpu_backend.attention import kv_dtypes
+from cpu_backend.attention import kv_dtypes, whole_prompts
 from cpu_backend.attention.spans import Pieces, cut
 from cpu_backend.errors import ConfigError
 
@@ -175,6 +176,8 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         self.window = _shared_window(vllm_config, layer_names)
         self.is_cross = isinstance(kv_cache_spec, CrossAttentionSpec)
         self.is_encoder = isinstance(kv_cache_spec, EncoderOnlyAttentionSpec)
+        # Of the step's requests, and what else it has room for; None: prompts are read forwards.
+        self.prompt_lengths: Callable[[], Sequence[int]] | None = None
 
     def build(
         self,
@@ -187,16 +190,17 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         dynamic = common.causal if isinstance(common.causal, torch.Tensor) else None
         forwards = dynamic is None and not self.is_cross and not self.is_encoder
         causal = bool(common.causal) if forwards else False
+        ranges = common.mm_req_doc_ranges
+        if self.prompt_lengths is not None:
+            causal, ranges = True, whole_prompts.spans(self.prompt_lengths())
         block_table, slot_mapping = common.block_table_tensor, common.slot_mapping
         encoder_cache = None
         if self.is_encoder:
             block_table, slot_mapping, encoder_cache = self._encoder_pages(common)
         plan = self._plan(common.query_start_loc, common.seq_lens, causal, dynamic)
         pieces = None
-        if common.mm_req_doc_ranges and causal:
-            pieces = cut(
-                common.query_start_loc, common.seq_lens, block_table, common.mm_req_doc_ranges
-            )
+        if ranges and causal:
+            pieces = cut(common.query_start_loc, common.seq_lens, block_table, ranges)
         if pieces is not None:
             marks = pieces.dynamic_causal
             pieces = replace(

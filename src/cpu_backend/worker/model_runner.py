@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheGroupSpe
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
 from cpu_backend import providers
+from cpu_backend.attention import whole_prompts
 from cpu_backend.attention.states import StateMetadata
 from cpu_backend.errors import ConfigError
 from cpu_backend.layers.activation import activate_in_linear
@@ -99,6 +100,17 @@ class CPUModelRunner(HostCPUModelRunner):
             KVCacheGroupSpec(layer_names=names, kv_cache_spec=spec)
             for spec, names in groups.items()
         )
+
+    def initialize_metadata_builders(self, *args: Any) -> None:
+        """The host's; those of models that read prompts in both directions learn their lengths."""
+        super().initialize_metadata_builders(*args)
+        if whole_prompts.has(self.model_config):
+            for group in self._attn_group_iterator():
+                group.get_metadata_builder().prompt_lengths = self._prompt_lengths
+
+    def _prompt_lengths(self) -> list[int]:
+        """Of all requests of the batch, by row."""
+        return self.input_batch.num_prompt_tokens[: self.input_batch.num_reqs].tolist()
 
     def _check_cache_type(self) -> None:
         """Raise ConfigError where the model does not give its KV cache the type asked for."""
