@@ -307,7 +307,7 @@ def _set_kv_cache_space(config: VllmConfig) -> None:
     if requested < needed and config.model_config.original_max_model_len != -1:
         raise ConfigError(
             f"VLLM_CPU_KVCACHE_SPACE={envs.KVCACHE_SPACE.get()} is smaller than the "
-            f"{needed / memory.GIB:.2f} GiB that one request of "
+            f"{needed / memory.GIB:.3g} GiB that one request of "
             f"{config.model_config.max_model_len} tokens fills: "
             "give it more, or lower --max-model-len (auto: to what fits)."
         )

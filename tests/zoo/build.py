@@ -43,7 +43,7 @@ BASE: dict[str, Any] = {
 }
 # Where a config's default is None the model is no mixture.
 MIXTURE = ("num_experts", "moe_intermediate_size")
-TEXT_PARTS = ("text_config", "thinker_config")  # of configs of more than text
+TEXT_PARTS = ("text_config", "thinker_config", "vlm_config")  # of configs of more than text
 # Parameters whose values carry a meaning that random numbers would break.
 KEPT = ("A_log", "dt_bias", "D")
 

@@ -38,6 +38,7 @@ TASKS = {
     "ColBert": ("token_embed",),
     "ModernColBert": ("token_embed",),
     "ModernVColBert": ("token_embed",),
+    "ColPaliForRetrieval": ("token_embed",),
     "JinaColBert": ("token_embed",),
     "Lfm2ColBert": ("token_embed",),
     "JinaRanking": ("token_embed",),
@@ -102,7 +103,8 @@ def pool(
 
     options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
     if spec.cases:
-        options["limit_mm_per_prompt"] = {"image": 2, "audio": 1, "video": 0}
+        images = max(len(case.media) for case in spec.cases)
+        options["limit_mm_per_prompt"] = {"image": images, "audio": 1, "video": 0}
     pooler = {"task": task}
     if task == "embed":
         pooler["seq_pooling_type"] = spec.pool
@@ -135,13 +137,15 @@ def expected(model: Any, spec: PoolingSpec, prompt: Asked, processor: Any) -> to
     """What ``transformers`` makes of the prompt, in fp32 from the model's last step on."""
     if hasattr(model, "get_text_features"):
         return _of_two_encoders(model, prompt, processor)
-    result = model(**_inputs(model, prompt, processor))
+    result = model(**_inputs(model, spec, prompt, processor))
     if spec.pool == "STEP":
         steps: torch.Tensor = result.logits[0, torch.tensor(prompt) == spec.end]
         return steps
     if "ForSequenceClassification" in spec.auto or "ForTokenClassification" in spec.auto:
         logits = result.logits[0].float()
         return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+    if "embeddings" in result:
+        return result.embeddings[0]  # type: ignore[no-any-return]
     if "last_hidden_state" not in result:
         return result.logits[0]  # type: ignore[no-any-return]
     states = result.last_hidden_state[0].float()
@@ -149,9 +153,13 @@ def expected(model: Any, spec: PoolingSpec, prompt: Asked, processor: Any) -> to
     return torch.nn.functional.normalize(pooled, dim=-1)
 
 
-def _inputs(model: Any, prompt: Asked, processor: Any) -> dict[str, torch.Tensor]:
+def _inputs(
+    model: Any, spec: PoolingSpec, prompt: Asked, processor: Any
+) -> dict[str, torch.Tensor]:
     if isinstance(prompt, tuple):
-        return {"input_ids": torch.tensor([prompt])}
+        ids = torch.tensor([prompt])
+        told = {"token_type_ids": torch.zeros_like(ids)} if spec.whole_prompts else {}
+        return {"input_ids": ids, **told}
     return {
         name: value.to(model.dtype) if value.is_floating_point() else value
         for name, value in prompt.inputs(processor).items()

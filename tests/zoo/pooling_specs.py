@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.zoo import pooling_processors, processors
 from tests.zoo.build import WINDOW, Spec
-from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS
+from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS, SIGLIP
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
 from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, shown
 from tests.zoo.processors import FIRST
@@ -130,7 +130,30 @@ SPECS = (
         auto="ModernColBert",
         published=((r"^model\.", ""),),
     ),
-    PoolingSpec("ColPaliForRetrieval", "ColPali", "colpali", refused="both directions"),
+    PoolingSpec(
+        "ColPaliForRetrieval",
+        "ColPali",
+        "colpali",
+        {
+            "vlm_config": {
+                "model_type": "paligemma",
+                "text_config": {"model_type": "gemma"},
+                "vision_config": SIGLIP,
+                "projection_dim": 192,
+                "tie_word_embeddings": True,
+                "image_token_index": FIRST,
+            },
+            "embedding_dim": 64,
+        },
+        auto="ColPaliForRetrieval",
+        processor=processors.paligemma,
+        cases=shown("", PICTURES, at_once=1),
+        published=(
+            (r"^(vlm\.vision_tower\.)(?!vision_model)", r"\1vision_model."),
+            (r"^(vlm\.language_model\.)(?!model\.)", r"\1model."),
+        ),
+        whole_prompts=True,
+    ),
     PoolingSpec(
         "DeepseekV3BidirectionalModel",
         "DeepSeek V3 embeddings",

@@ -21,6 +21,7 @@ LENGTH, AT_ONCE, REQUESTS = 400, 12, 150
 CACHES = {
     "DeepseekV3ForCausalLM": 0.0012,
     "GraniteMoeHybridForCausalLM": 0.001,
+    "HrmTextForCausalLM": 0.005,
     "Qwen3NextForCausalLM": 0.0012,
 }
 
