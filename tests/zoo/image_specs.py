@@ -418,6 +418,7 @@ OWN = (
                 "model_type": "gemma2",
                 "num_hidden_layers": 4,
                 "sliding_window": 512,  # as many tokens as a request may have
+                "final_logit_softcapping": None,
             },
             "vision_config": SIGLIP,
             "projection_dim": 192,
@@ -429,6 +430,9 @@ OWN = (
         published=TOWER,
         options={"limit_mm_per_prompt": {"image": 1}},
         whole_prompts=True,
+        reference={"config.text_config._attn_implementation": "eager"},  # as EAGER
+        note="compared without PaliGemma 2's cap of logits, which transformers leaves out",
+        needs=TORCHVISION,
     ),
     MediaSpec(
         "SmolVLMForConditionalGeneration",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.zoo import pooling_processors, processors
-from tests.zoo.build import WINDOW, Spec
+from tests.zoo.build import EAGER, WINDOW, Spec
 from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS, SIGLIP
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
 from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, shown
@@ -44,7 +44,6 @@ MODERN: dict[str, Any] = {
     "sep_token_id": 2,
 }
 SLIDING = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-EAGER = {"attn_implementation": "eager"}  # transformers caps scores there only
 VISION = {
     "hidden_size": 64,
     "intermediate_size": 112,
@@ -153,6 +152,7 @@ SPECS = (
             (r"^(vlm\.language_model\.)(?!model\.)", r"\1model."),
         ),
         whole_prompts=True,
+        needs=TORCHVISION,
     ),
     PoolingSpec(
         "DeepseekV3BidirectionalModel",

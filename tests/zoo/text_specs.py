@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.zoo import delta_specs, renamed_mixture_specs, renamed_specs
-from tests.zoo.build import WINDOW, Spec
+from tests.zoo.build import EAGER, WINDOW, Spec
 from tests.zoo.latents import (
     CORRECTED,
     FEW_CHOSEN,
@@ -161,7 +161,7 @@ OWN = (
         "Gemma2ForCausalLM",
         "Gemma 2",
         "gemma2",
-        {**TIED, "query_pre_attn_scalar": 48},
+        {**TIED, **EAGER, "query_pre_attn_scalar": 48},
         selected=True,
     ),
     Spec(
