@@ -172,8 +172,8 @@ def _score_faults(references: list[Reference], scores: dict[str, list[Answer]]) 
             judge.worst_error(reference, {answer.prompt: answer})
             for reference, answer in zip(references, scores[name], strict=False)
         )
-        if not error < judge.TIE:
-            faults.append(f"{name}: log-probabilities of a prompt are {error:.2f} deviations off")
+        if not error < judge.FP32_ERROR:
+            faults.append(f"{name}: log-probabilities of a prompt are {error:.3f} deviations off")
     errors = [
         judge.bf16_errors(reference, {answer.prompt: answer})
         for reference, answer in zip(references, scores["bf16"], strict=False)

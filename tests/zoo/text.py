@@ -82,8 +82,8 @@ def _judge(spec: Spec, model: Any, answers: dict[str, list[list[Answer]]]) -> Ou
     compared = WHOLE if spec.whole_prompts else COMPARED[:-1] if spec.uncached else COMPARED
     for name in ("eager", "recorded"):
         error = judge.worst_error(model, scored[name])
-        if not error < judge.TIE:
-            faults.append(f"{name}: log-probabilities of a prompt are {error:.2f} deviations off")
+        if not error < judge.FP32_ERROR:
+            faults.append(f"{name}: log-probabilities of a prompt are {error:.3f} deviations off")
     ours, theirs = judge.bf16_errors(model, scored["bf16"])
     if not ours <= judge.BF16_FACTOR * theirs:
         faults.append(f"bf16: error {ours:.3g}, transformers' {theirs:.3g}")

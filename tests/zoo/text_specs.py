@@ -451,7 +451,10 @@ OWN = (
     Spec("Starcoder2ForCausalLM", "StarCoder 2", "starcoder2"),
     Spec("TeleChat3ForCausalLM", "TeleChat 3", "llama", note="loaded as a Llama"),
     Spec(
-        "VaultGemmaForCausalLM", "VaultGemma", "vaultgemma", {**TIED, "query_pre_attn_scalar": 48}
+        "VaultGemmaForCausalLM",
+        "VaultGemma",
+        "vaultgemma",
+        {**TIED, **EAGER, "query_pre_attn_scalar": 48},
     ),
     Spec(
         "Zamba2ForCausalLM",
