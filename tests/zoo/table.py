@@ -22,8 +22,8 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
   best logit than 0.02 standard deviations, which is rounding), and a prompt's log-probabilities
   are its own twice as closely; however the request came: alone, together with others, in chunks,
   from the prefix cache, with recorded steps and eager, tokens and log-probabilities are the same
-  bit for bit. In bf16 the error of a prompt's log-probabilities against fp32, without the worst 2
-  % of its tokens (5 % in mixtures, where rounding makes a router choose another expert), is at
+  bit for bit. In bf16 the error of a prompt's log-probabilities against fp32, without the worst
+  2 % of its tokens (5 % in mixtures, where rounding makes a router choose another expert), is at
   most twice that of `transformers` in bf16.
 - Images and audio are random pictures and sounds of three sizes, one in a prompt and two where the
   model allows it, also different ones of the same size in the same words; log-probabilities have to

@@ -47,19 +47,20 @@ def keep(config: Any) -> None:
     text = config.model_config.hf_text_config
     if getattr(text, "use_bidirectional_attention", False):  # what else only_with.py refuses
         text.use_bidirectional_attention = False
-    if scheduler.enable_chunked_prefill or cache.enable_prefix_caching:
-        logger.info(
-            "cpu_backend: %s reads prompts in both directions: chunked prefill and prefix caching "
-            "are off.",
-            config.model_config.architecture,
-        )
-    scheduler.enable_chunked_prefill = cache.enable_prefix_caching = False
-    scheduler.disable_chunked_mm_input = True
-    scheduler.long_prefill_token_threshold = 0
     drafts = config.num_speculative_tokens
     longest = config.model_config.max_model_len + scheduler.max_num_seqs * (1 + drafts)
     tokens = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
     missing = max(0, longest - tokens)
+    if scheduler.enable_chunked_prefill or cache.enable_prefix_caching or missing:
+        logger.info(
+            "cpu_backend: %s reads prompts in both directions: chunked prefill and prefix caching "
+            "are off, and a step takes up to %d tokens.",
+            config.model_config.architecture,
+            tokens + missing,
+        )
+    scheduler.enable_chunked_prefill = cache.enable_prefix_caching = False
+    scheduler.disable_chunked_mm_input = True
+    scheduler.long_prefill_token_threshold = 0
     scheduler.max_num_batched_tokens += missing
     if scheduler.max_num_scheduled_tokens:
         scheduler.max_num_scheduled_tokens += missing
