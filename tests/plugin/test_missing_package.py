@@ -75,3 +75,12 @@ def test_a_processors_package_is_named(said: str, expected: str) -> None:
 
     with pytest.raises(ConfigError, match=expected):
         processor.load(load)(SimpleNamespace(model="folder"))
+
+
+def test_so_is_one_that_is_imported_when_the_processor_is_used() -> None:
+    def measure(self: Any, vllm_config: Any) -> None:
+        Model("torchvision").inspect_model_cls()
+
+    config = SimpleNamespace(model_config=SimpleNamespace(architecture="Xyz"))
+    with pytest.raises(ConfigError, match=r"^Xyz needs the Python package torchvision, .*0\.28\.0"):
+        processor.use(measure)(None, config)

@@ -1,6 +1,7 @@
-"""A processor of images and sounds that cannot be loaded, in one sentence.
+"""A processor of images and sounds that cannot be loaded or used, in one sentence.
 
-What: ``cached_processor_from_config`` raises a sentence that names the package to install.
+What: ``cached_processor_from_config``, and what first asks it for the size of an image
+    (``MultiModalBudget``), raise a sentence that names the package to install.
 Why: the host shows a traceback.
 Since: 0.32
 Until: never: manners, not a defect.
@@ -23,3 +24,17 @@ def load(original: Any) -> Any:
             return original(model_config, *args, **kwargs)
 
     return from_config
+
+
+@patch(
+    "vllm.multimodal.encoder_budget",
+    "MultiModalBudget.__init__(self, vllm_config, mm_registry, ...)",
+)
+def use(original: Any) -> Any:
+    """The same."""
+
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        with packages.of_first_use(vllm_config.model_config.architecture):
+            original(self, vllm_config, *args, **kwargs)
+
+    return __init__

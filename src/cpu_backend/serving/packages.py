@@ -63,6 +63,17 @@ def _not_found(error: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
+def of_first_use(architecture: str) -> Iterator[None]:
+    """Around what a model's class does with its processor: some import more then."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if package := _not_found(error):
+            raise missing(architecture, package) from error
+        raise
+
+
+@contextlib.contextmanager
 def of_processors(model: str) -> Iterator[None]:
     """Around what loads a model's processor: ConfigError for whatever it raises."""
     before = f"The processor of '{model}' cannot be loaded ("
