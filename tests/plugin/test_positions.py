@@ -18,7 +18,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 
 def config(rotary: dict[str, Any], asked: int | None) -> Any:
     """Of a model of 64 positions; the host's length is ``factor`` times as long."""
-    text = SimpleNamespace(rope_parameters=rotary, max_position_embeddings=64)
+    text = SimpleNamespace(
+        model_type="internlm2", rope_parameters=rotary, max_position_embeddings=64
+    )
     model = SimpleNamespace(
         architecture="InternLM2ForCausalLM",
         hf_config=text,
@@ -59,6 +61,18 @@ def test_dual_chunks_change_nothing_within_the_first() -> None:
     made = config({}, 65)
     made.model_config.hf_config.dual_chunk_attention_config = dict(chunks)
     with pytest.raises(ConfigError, match="give --max-model-len 64 or less"):
+        positions.shorten(made)
+
+
+def test_prompts_that_see_themselves_end_at_the_window() -> None:
+    for asked, expected in {None: 48, -1: 48, 40: 40}.items():
+        made = config({}, asked)
+        made.model_config.hf_config.model_type = "paligemma"
+        made.model_config.hf_config.sliding_window = 48
+        positions.shorten(made)
+        assert made.model_config.max_model_len == expected
+    made.model_config.max_model_len = 64
+    with pytest.raises(ConfigError, match="give --max-model-len 48 or less"):
         positions.shorten(made)
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.zoo import grid_specs, more_grid_specs, processors, tile_specs
+from tests.zoo import (
+    grid_specs,
+    more_grid_specs,
+    processors,
+    tile_specs,
+    whole_prompt_processors,
+)
 from tests.zoo.build import WINDOW
 from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.mistral import MINISTRAL
@@ -425,7 +431,7 @@ OWN = (
             "image_token_index": FIRST,
             "tie_word_embeddings": True,
         },
-        processor=processors.paligemma,
+        processor=whole_prompt_processors.paligemma,
         cases=shown("", PICTURES, at_once=1),
         published=TOWER,
         options={"limit_mm_per_prompt": {"image": 1}},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.zoo import pooling_processors, processors
+from tests.zoo import pooling_processors, processors, whole_prompt_processors
 from tests.zoo.build import EAGER, WINDOW, Spec
 from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS, SIGLIP
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
@@ -145,7 +145,7 @@ SPECS = (
             "embedding_dim": 64,
         },
         auto="ColPaliForRetrieval",
-        processor=processors.paligemma,
+        processor=whole_prompt_processors.paligemma,
         cases=shown("", PICTURES, at_once=1),
         published=(
             (r"^(vlm\.vision_tower\.)(?!vision_model)", r"\1vision_model."),

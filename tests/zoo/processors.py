@@ -6,8 +6,6 @@ a model's own has number FIRST, as its Spec's config says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -294,31 +292,6 @@ def mistral3(folder: Path) -> Any:
     images = _image_processor("Pixtral", size={"longest_edge": 2 * SIDE}, patch_size=14)
     processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
     return _keep(processor, folder)
-
-
-@dataclass(frozen=True)
-class AskedAboutOne:
-    """PaliGemma's, and texts alone as they are."""
-
-    processor: Any
-
-    def __call__(self, text: str, images: Sequence[Any] = (), **options: Any) -> dict[str, Any]:
-        import torch
-
-        if images:
-            return dict(self.processor(text=text, images=images, **options))
-        ids = torch.tensor([self.processor.tokenizer(text).input_ids])
-        return {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}
-
-
-def paligemma(folder: Path) -> Any:
-    from transformers import PaliGemmaProcessor
-
-    named = {"image_token": "<image>", "line_token": "\n"}  # the host wants a token for a line
-    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
-    images = _image_processor("Siglip", size={"height": SIDE, "width": SIDE})
-    images.image_seq_length = (SIDE // 14) ** 2
-    return AskedAboutOne(_keep(PaliGemmaProcessor(images, tokenizer), folder))
 
 
 def qwen2_vl(folder: Path) -> Any:
