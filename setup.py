@@ -22,6 +22,7 @@ from typing import NoReturn
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 SUPPORTED = ((2, 13), (2, 15))  # as in pyproject.toml
@@ -170,6 +171,16 @@ class CMakeBuild(build_ext):
         run_cmake("--install", ".", "--prefix", str(folder))
 
 
+class PresentModules(build_py):
+    """Those of the sources alone: setuptools keeps its folder, and in it what an older version had,
+    whose changes of the host would still be made."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib) / "cpu_backend", ignore_errors=True)
+        super().run()
+
+
 class PlatformWheel(bdist_wheel):
     """The libraries use no Python API: one wheel serves every Python 3."""
 
@@ -181,5 +192,9 @@ if __name__ == "__main__":
     check_machine()
     setup(
         ext_modules=[Extension("cpu_backend._kernels", [])],
-        cmdclass={"build_ext": CMakeBuild, "bdist_wheel": PlatformWheel},
+        cmdclass={
+            "build_py": PresentModules,
+            "build_ext": CMakeBuild,
+            "bdist_wheel": PlatformWheel,
+        },
     )

@@ -125,6 +125,16 @@ def test_a_folder_that_is_no_torch_is_refused(tree: Path, isolated: dict[str, st
 
 
 @pytest.mark.needs("root", "setpriv")
+def test_modules_of_an_older_version_are_left_out(tree: Path) -> None:
+    old = tree / "built" / "cpu_backend" / "host" / "old.py"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    command = [sys.executable, "setup.py", "build_py", "--build-lib", "built"]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True)
+    assert not old.exists()
+    assert (tree / "built" / "cpu_backend" / "__init__.py").is_file()
+
+
 def test_sources_that_cannot_be_written_are_refused(tree: Path, isolated: dict[str, str]) -> None:
     tree.chmod(0o555)
     command = [shutil.which("setpriv") or "", "--bounding-set", "-dac_override"]  # heeds modes
