@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 
+from cpu_backend.attention import whole_prompts
 from cpu_backend.attention.spans import Pieces, cut, whole
+from cpu_backend.errors import ConfigError
 
 
 def pieces(
@@ -45,3 +50,16 @@ def test_no_step_ends_within_a_span() -> None:
     assert whole(5, 3, spans) == 0
     assert whole(7, 2, spans) == 0
     assert whole(7, 3, spans) == 3
+
+
+def test_other_models_that_read_prompts_in_both_directions_are_refused() -> None:
+    config = SimpleNamespace(model_type="new")
+    model = SimpleNamespace(architecture="Xyz", hf_config=config)
+    layer = SimpleNamespace(non_causal=True)
+    with pytest.raises(
+        ConfigError, match="^Xyz reads prompts in both directions, and is not among"
+    ):
+        whole_prompts.check(model, layer)
+    whole_prompts.check(model, SimpleNamespace(non_causal=False))
+    config.model_type = "hrm_text"
+    whole_prompts.check(model, layer)

@@ -168,6 +168,7 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        whole_prompts.check(vllm_config.model_config, kv_cache_spec)
         self.spec = kv_cache_spec
         self.dtype = vllm_config.model_config.dtype
         self.num_heads = get_num_attention_heads_from_layers(

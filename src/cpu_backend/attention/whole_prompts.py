@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cpu_backend.attention.spans import Ranges
+from cpu_backend.errors import ConfigError
 
 logger = logging.getLogger("vllm.cpu_backend")
 
@@ -27,6 +28,17 @@ KINDS = ("colpali", "hrm_text", "paligemma")  # model_type
 def has(model: Any) -> bool:
     """Whether a model, the host's ModelConfig, is one of these."""
     return model is not None and model.hf_config.model_type in KINDS
+
+
+def check(model: Any, spec: Any) -> None:
+    """Raise ConfigError where layers of another model, by the host's KVCacheSpec, read prompts so:
+    they would be scheduled in parts."""
+    if getattr(spec, "non_causal", False) and not has(model):
+        raise ConfigError(
+            f"{model.architecture} reads prompts in both directions, and is not among the models "
+            f"for which cpu_backend schedules them whole ({', '.join(KINDS)}): choose one of those "
+            "or another model."
+        )
 
 
 def window(model: Any) -> int | None:
