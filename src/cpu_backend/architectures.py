@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from cpu_backend.host import model_classes
 
 logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
-# Those that tests/zoo found right; it fails if this list is not its own.
-COMPARED = frozenset((Path(__file__).parent / "compared.txt").read_text().split())
+# Those that tests/zoo found right, and the kinds of media that their requests had there; it fails
+# if this list is not its own.
+_LINES = (Path(__file__).parent / "compared.txt").read_text().splitlines()
+COMPARED = {name: frozenset(media) for name, *media in map(str.split, _LINES)}
 # What Kimi K3 has besides, in the words of the config of Kimi Linear and of its linear_attn_config.
 KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
 KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
@@ -26,6 +29,11 @@ SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 NOT_COMPARED = (
     "cpu_backend: %s has not been compared with transformers on this backend (docs/models.md lists "
     "what has): hold a few answers against another engine's before you rely on it."
+)
+
+NOT_COMPARED_MEDIA = (
+    "cpu_backend: %s takes requests with %s, too, which have not been compared with transformers "
+    "on this backend: hold a few answers against another engine's before you rely on them."
 )
 
 
@@ -84,4 +92,21 @@ def _warn(architecture: str) -> None:
 
 def is_compared(architecture: str) -> bool:
     """Whether a model of that name is among those compared, or of the same class as one."""
-    return not COMPARED.isdisjoint((architecture, model_classes.class_of(architecture)))
+    return any(name in COMPARED for name in _names(architecture))
+
+
+def tell_media(architecture: str, limits: Mapping[str, int]) -> None:
+    """Say which kinds of media of a compared model nobody has compared.
+
+    limits: how many of each kind this server takes in a request.
+    """
+    compared = [COMPARED[name] for name in _names(architecture) if name in COMPARED]
+    taken = {kind for kind, limit in limits.items() if limit}
+    others = taken.difference(*compared) if compared else ()
+    if others:
+        logger.warning(NOT_COMPARED_MEDIA, architecture, " and ".join(sorted(others)))
+
+
+def _names(architecture: str) -> tuple[str, str]:
+    """Its own and that of its class."""
+    return architecture, model_classes.class_of(architecture)

@@ -143,6 +143,7 @@ class CpuBackendPlatform(CpuPlatform):
             positions.shorten(vllm_config)
             providers.check(vllm_config.model_config.quantization)
             kv_dtypes.check(cache_dtype, vllm_config.model_config.dtype)
+            _set_tower_dtype(vllm_config.model_config)
         _set_block_size(vllm_config)
         _set_state_dtype(vllm_config)
         _set_executor(vllm_config)
@@ -158,6 +159,16 @@ class CpuBackendPlatform(CpuPlatform):
         elif vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
             vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_images.py
         _set_environment(vllm_config)
+
+
+def _set_tower_dtype(model: Any) -> None:
+    """That of the model: some towers (Gemma 4's) are built by ``transformers``, in the dtype that
+    their part of config.json says, and the host's linear layers in them in the model's."""
+    from transformers import PretrainedConfig
+
+    for part in vars(model.hf_config).values():
+        if isinstance(part, PretrainedConfig):
+            part.dtype = model.dtype
 
 
 def _refuse_missing_features(config: VllmConfig) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.zoo import audio_processors, mistral, processors
-from tests.zoo.media import Heard, MediaSpec, Sound, heard, shown, spoken
+from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken
 from tests.zoo.processors import FIRST
 
 
@@ -20,7 +20,6 @@ class Begun(Heard):
         return {**super().request(), "decoder_prompt": {"prompt_token_ids": tokens}}
 
 
-SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
 LONGER = (Sound(8000, 1), Sound(30000, 2), Sound(130000, 3))  # than the encoder reads at once
 ENCODER = {
     "hidden_size": 64,

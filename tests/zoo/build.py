@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import operator
@@ -59,7 +61,7 @@ class Spec:
     host itself fails (a pattern).  selected: runs by default.  note: for the table.
     part: which of the model's modules answers with logits; if empty, the model itself.
     reference: what the config of ``transformers`` has to say to mean what the host does; a name
-    with dots is of the model's parts.
+    with dots is of the model's parts, and a function in place of a method gets that first.
     whole_prompts: a prompt's tokens attend to all of it, so it is read in one step, every time;
     uncached: the host keeps no prefixes of such a model.
     auto: the class that makes the model, of ``transformers`` or ``heads``; if empty, it has the
@@ -120,7 +122,10 @@ def build(spec: Spec, folder: Path) -> torch.nn.Module:
     name_architecture(spec, folder)
     for path, value in spec.reference.items():
         owner, _, name = path.rpartition(".")
-        setattr(operator.attrgetter(owner)(model) if owner else model.config, name, value)
+        holder = operator.attrgetter(owner)(model) if owner else model.config
+        if inspect.isfunction(value):
+            value = functools.partial(value, getattr(holder, name))
+        setattr(holder, name, value)
     part: torch.nn.Module = model.get_submodule(spec.part)
     return part
 

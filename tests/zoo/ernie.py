@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.zoo.processors import _image_processor, four_to_sixteen
+from tests.zoo.processors import _image_processor, four_to
 from tests.zoo.tokens import write_tokenizer
 
 TOKENS = {
@@ -19,8 +19,9 @@ TOKENS = {
     "video_token": "<|VIDEO_PLACEHOLDER|>",
 }
 MARK = "<|image@placeholder|>"  # of an image, until its tokens are known
-MARKS = (MARK, "<|video@placeholder|>")
+VIDEO_MARK = "<|video@placeholder|>"
 CODE = """
+import torch
 from transformers import BatchFeature, Ernie4_5_VLMoeProcessor, PretrainedConfig
 
 
@@ -47,27 +48,38 @@ class Processor(Ernie4_5_VLMoeProcessor):
             raw = {"do_rescale": False, "do_normalize": False, "size": self.edges}
             made = self.image_processor(images, return_tensors="pt", **raw)
             found = {"images": made["pixel_values"], "grid_thw": made["image_grid_thw"]}
+        if videos:
+            raw = {"do_rescale": False, "do_normalize": False, "do_sample_frames": False}
+            made = self.video_processor(videos, return_tensors="pt", **raw)
+            film = {"images": made["pixel_values_videos"], "grid_thw": made["video_grid_thw"]}
+            found = {k: torch.cat([found[k], film[k]]) if found else film[k] for k in film}
         return BatchFeature({**self.tokenizer(text), **found})
 """
 
 
 class Marked:
-    """``transformers``' processor for prompts in which MARK stands for an image."""
+    """``transformers``' processor for prompts in which MARK stands for an image, VIDEO_MARK for
+    a video."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
 
     def __call__(self, text: str, **given: Any) -> Any:
-        return self.processor(text=text.replace(MARK, TOKENS["image_token"]), **given)
+        told = text.replace(MARK, TOKENS["image_token"])
+        made = self.processor(text=told.replace(VIDEO_MARK, TOKENS["video_token"]), **given)
+        # The host has the tokens of images for those of videos, too.
+        told, own = made["input_ids"], self.processor
+        ids = told.where(told != own.video_token_id, own.image_token_id)
+        return {**made, "input_ids": ids, "told_ids": told}
 
 
 def processor(folder: Path) -> Any:
     from transformers import Ernie4_5_VLMoeProcessor, Ernie4_5_VLMoeVideoProcessor
 
-    extra = [*TOKENS.values(), *MARKS]
+    extra = [*TOKENS.values(), MARK, VIDEO_MARK]
     tokenizer = write_tokenizer(folder, extra, extra_special_tokens=TOKENS)
-    images = _image_processor("Ernie4_5_VLMoe", size=four_to_sixteen(14))
-    videos = Ernie4_5_VLMoeVideoProcessor(draw_on_frames=False)
+    images = _image_processor("Ernie4_5_VLMoe", size=four_to(16, 14))
+    videos = Ernie4_5_VLMoeVideoProcessor(draw_on_frames=False, size=four_to(16, 14))
     made = Ernie4_5_VLMoeProcessor(images, tokenizer, videos)
     made.save_pretrained(folder)
     (folder / "published_code.py").write_text(CODE)

@@ -3,11 +3,13 @@ and column, sorted by name."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.zoo import processors
 from tests.zoo.delta_specs import GATED_DELTA
-from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Sound, beside, shown
+from tests.zoo.mended import behind_all
 from tests.zoo.processors import FIRST, SIDE
 
 GLM_VISION = {
@@ -28,6 +30,9 @@ GLM_IDS = {
     "video_end_token_id": FIRST + 5,
 }
 GLM_MARK = "<|begin_of_image|><|image|><|end_of_image|>"
+GLM_VIDEO_MARK = "<|begin_of_video|><|video|><|end_of_video|>"
+GLM_VIDEOS = beside(GLM_VIDEO_MARK, VIDEOS)
+EXAONE_MARK = "<vision><|image_pad|></vision>"
 QWEN_IDS = {
     "vision_start_token_id": FIRST,
     "vision_end_token_id": FIRST + 1,
@@ -56,7 +61,12 @@ QWEN3_VISION = {
 }
 # With three layers the answers mark the begin of a sound, and transformers looks for it.
 NO_MARK = {"num_hidden_layers": 4}
+# Behind a video, transformers places what comes by its rows and columns alone since 5.0.
+BEHIND_VIDEOS = {"model.get_rope_index": behind_all}
+BEHIND_NOTE = "behind a video compared with the positions of Qwen2-VL's paper"
 QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+QWEN_VIDEO_MARK = "<|vision_start|><|video_pad|><|vision_end|>"
+QWEN_VIDEOS = beside(QWEN_VIDEO_MARK, VIDEOS, QWEN_MARK)
 
 
 def _qwen_text(model_type: str, sections: tuple[int, ...], **different: Any) -> dict[str, Any]:
@@ -71,6 +81,11 @@ OMNI_IDS = {
     "audio_start_token_id": FIRST + 5,
     "audio_end_token_id": FIRST + 6,
 }
+OMNI_SOUND_MARK = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+OMNI_MORE = (
+    *beside(QWEN_VIDEO_MARK, (replace(VIDEOS[0], frames=5), VIDEOS[1]), QWEN_MARK),
+    *beside(OMNI_SOUND_MARK, (Sound(32000, 2), Sound(48000, 3)), QWEN_MARK),
+)
 OMNI_AUDIO = {
     "d_model": 64,
     "encoder_layers": 2,
@@ -78,6 +93,7 @@ OMNI_AUDIO = {
     "encoder_ffn_dim": 112,
     "num_mel_bins": 80,
     "output_dim": 192,
+    "initializer_range": 0.3,  # of convolutions: smaller, sounds would hardly matter
 }
 
 
@@ -98,7 +114,8 @@ SPECS = (
             "video_token_id": FIRST + 3,
         },
         processor=processors.exaone4_5,
-        cases=shown("<vision><|image_pad|></vision>", PICTURES),
+        cases=shown(EXAONE_MARK, PICTURES),
+        more=beside("<vision><|video_pad|></vision>", VIDEOS, EXAONE_MARK),
         selected=True,
         needs=TORCHVISION,
     ),
@@ -116,6 +133,7 @@ SPECS = (
         },
         processor=processors.glm4v,
         cases=shown(GLM_MARK, PICTURES),
+        more=GLM_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -134,6 +152,7 @@ SPECS = (
         },
         processor=processors.glm4v,
         cases=shown(GLM_MARK, PICTURES),
+        more=GLM_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -158,6 +177,7 @@ SPECS = (
         },
         processor=processors.glm46v,
         cases=shown(GLM_MARK, PICTURES),
+        more=GLM_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -202,7 +222,10 @@ SPECS = (
             **QWEN_IDS,
         },
         processor=processors.qwen2_vl,
+        reference=BEHIND_VIDEOS,
+        note=BEHIND_NOTE,
         cases=shown(QWEN_MARK, PICTURES),
+        more=QWEN_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -228,8 +251,9 @@ SPECS = (
         part="thinker",
         processor=processors.qwen2_5_omni,
         cases=shown(QWEN_MARK, PICTURES),
+        more=OMNI_MORE,
         needs=TORCHVISION,
-        note="compared with images, without sounds; its answers are text",
+        note="its answers are text",
     ),
     MediaSpec(
         "Qwen2_5_VLForConditionalGeneration",
@@ -241,7 +265,10 @@ SPECS = (
             **QWEN_IDS,
         },
         processor=processors.qwen2_5_vl,
+        reference=BEHIND_VIDEOS,
+        note=BEHIND_NOTE,
         cases=shown(QWEN_MARK, PICTURES),
+        more=QWEN_VIDEOS,
         selected=True,
         needs=TORCHVISION,
     ),
@@ -275,8 +302,10 @@ SPECS = (
         part="thinker",
         processor=processors.qwen3_omni,
         cases=shown(QWEN_MARK, PICTURES),
+        more=OMNI_MORE,
         needs=TORCHVISION,
-        note="compared with images, without sounds; its answers are text",
+        note="its answers are text; compared with sounds of whole frames of 10 ms, as the host "
+        "completes the last one",
     ),
     MediaSpec(
         "Qwen3VLForConditionalGeneration",
@@ -289,6 +318,7 @@ SPECS = (
         },
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
+        more=QWEN_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -308,6 +338,7 @@ SPECS = (
         transposed=r"experts\.(gate_up|down)_proj",
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
+        more=QWEN_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -324,6 +355,7 @@ SPECS = (
         },
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
+        more=QWEN_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -340,6 +372,7 @@ SPECS = (
         },
         processor=processors.qwen3_vl,
         cases=shown(QWEN_MARK, PICTURES),
+        more=QWEN_VIDEOS,
         needs=TORCHVISION,
     ),
     MediaSpec(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.zoo import (
     grid_specs,
     more_grid_specs,
@@ -10,11 +12,11 @@ from tests.zoo import (
     whole_prompt_processors,
 )
 from tests.zoo.build import WINDOW
-from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
+from tests.zoo.media import PICTURES, SOUNDS, TORCHVISION, VIDEOS, MediaSpec, beside, shown
+from tests.zoo.mended import of_one_video
 from tests.zoo.mistral import MINISTRAL
 from tests.zoo.processors import FIRST, GEMMA3N_OWN, PINPOINTS, SIDE
 from tests.zoo.tile_specs import TOWER
-from tests.zoo.videos import Video, filmed
 
 VISION = {**tile_specs.VISION, "image_size": SIDE, "patch_size": 14}
 CLIP = {**VISION, "model_type": "clip_vision_model", "projection_dim": 64}
@@ -30,6 +32,9 @@ GEMMA4_VISION = {
     "position_embedding_size": 256,
     "default_output_length": 70,
 }
+# Of three frames at most, which are computed at once.
+SHORT_VIDEOS = tuple(replace(video, frames=2 + video.seed % 2) for video in VIDEOS)
+THREE_FRAMES = {"count": 1, "num_frames": 3}
 LLAMA = {"model_type": "llama"}
 # Gemma 4's, with fewer and larger heads.
 GLOBAL_LAYERS = {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in "13"}
@@ -176,6 +181,7 @@ OWN = (
         },
         processor=processors.gemma3n,
         cases=shown("<image_soft_token>", PICTURES),
+        more=beside("<audio_soft_token>", SOUNDS[1:], "<image_soft_token>"),
         needs=(*TORCHVISION, "timm"),
     ),
     MediaSpec(
@@ -194,16 +200,32 @@ OWN = (
                 "use_bidirectional_attention": "vision",
             },
             "vision_config": GEMMA4_VISION,
-            "audio_config": None,
+            "audio_config": {
+                "model_type": "gemma4_audio",
+                "hidden_size": 64,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "subsampling_conv_channels": [128, 8],
+                "output_proj_dims": 96,
+            },
             "image_token_id": FIRST,
             "boi_token_id": FIRST + 1,
             "eoi_token_id": FIRST + 2,
+            "audio_token_id": FIRST + 3,
+            "boa_token_id": FIRST + 4,
+            "eoa_token_id": FIRST + 5,
             "video_token_id": FIRST + 6,
             "tie_word_embeddings": True,
         },
         processor=processors.gemma4,
         cases=shown("<image_soft_token>", PICTURES),
-        chunk=96,
+        more=(
+            *beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
+            *beside("<audio_soft_token>", SOUNDS[1:], "<image_soft_token>"),
+        ),
+        chunk=256,
+        options={"limit_mm_per_prompt": {"image": 2, "audio": 1, "video": THREE_FRAMES}},
+        reference={"model.get_video_features": of_one_video},
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -235,7 +257,10 @@ OWN = (
         },
         processor=processors.gemma4_unified,
         cases=shown("<image_soft_token>", PICTURES),
-        chunk=96,
+        more=beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
+        chunk=256,
+        options={"limit_mm_per_prompt": {"image": 2, "video": THREE_FRAMES}},
+        reference={"model.get_video_features": of_one_video},
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -269,6 +294,7 @@ OWN = (
         },
         processor=processors.internvl,
         cases=shown("<IMG_CONTEXT>", PICTURES),
+        more=beside("<video>", VIDEOS, "<IMG_CONTEXT>"),
         needs=TORCHVISION,
     ),
     MediaSpec(
@@ -375,11 +401,11 @@ OWN = (
             "image_grid_pinpoints": PINPOINTS,
         },
         processor=processors.llava_next_video,
-        cases=filmed("<video>", (Video(56, 56, 1, 2), Video(80, 60, 2, 3), Video(300, 200, 3, 6))),
+        cases=shown("<video>", VIDEOS, at_once=1),
         published=TOWER,
         options={"limit_mm_per_prompt": {"video": 1}},
         needs=TORCHVISION,
-        note="compared with videos, as the host takes no images",
+        note="the host takes no images",
     ),
     MediaSpec(
         "LlavaOnevisionForConditionalGeneration",
@@ -394,6 +420,7 @@ OWN = (
         },
         processor=processors.llava_onevision,
         cases=shown("<image>", PICTURES),
+        more=beside("<video>", VIDEOS, "<image>"),
         published=TOWER,
         needs=TORCHVISION,
     ),

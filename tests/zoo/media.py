@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,10 @@ class Picture:
     height: int
     seed: int
     kind: ClassVar[str] = "image"
+    given: ClassVar[str] = "images"  # the name that processors of ``transformers`` have for them
+
+    def for_host(self) -> Any:
+        return self.make()
 
     def make(self) -> Any:
         import numpy as np
@@ -40,6 +44,9 @@ class Chunk(Picture):
 
     kind: ClassVar[str] = "vision_chunk"
 
+    def for_host(self) -> Any:
+        return {"type": "image", "image": self.make()}
+
 
 @dataclass(frozen=True)
 class Sound:
@@ -48,6 +55,10 @@ class Sound:
     samples: int
     seed: int
     kind: ClassVar[str] = "audio"
+    given: ClassVar[str] = "audio"
+
+    def for_host(self) -> Any:
+        return self.make(), RATE
 
     def make(self) -> Any:
         import numpy as np
@@ -58,17 +69,49 @@ class Sound:
         return (0.3 * tone + 0.05 * noise).astype(np.float32)
 
 
-Medium = Picture | Sound
+@dataclass(frozen=True)
+class Video(Picture):
+    """So many pictures, one after the other, two a second."""
+
+    frames: int
+    kind: ClassVar[str] = "video"
+    given: ClassVar[str] = "videos"
+
+    def for_host(self) -> Any:
+        return self.make(), {**self.metadata, "do_sample_frames": False}
+
+    def make(self) -> Any:
+        import numpy as np
+
+        size = (self.width, self.height)
+        pictures = [Picture(*size, 100 * self.seed + frame) for frame in range(self.frames)]
+        return np.stack([np.asarray(picture.make()) for picture in pictures])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a reader of files says beside the frames."""
+        return {
+            "fps": 2.0,
+            "duration": self.frames / 2,
+            "total_num_frames": self.frames,
+            "frames_indices": list(range(self.frames)),
+            "video_backend": "opencv",
+        }
+
+
+Medium = Picture | Sound | Video
 # Two sizes in a fixed grid or in as many patches as they fill; the last is scaled down.
 PICTURES = (Picture(56, 56, 1), Picture(80, 60, 2), Picture(300, 200, 3))
+VIDEOS = (Video(56, 56, 1, 8), Video(80, 60, 2, 3), Video(300, 200, 3, 4))
+SOUNDS = (Sound(8000, 1), Sound(30000, 2), Sound(47999, 3))  # of at most three seconds
 TORCHVISION = ("torchvision",)  # what most models need for images
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A text, media, a text; ``mark`` is what stands for each medium in between."""
+    """A text, media, a text; ``marks``: what stands for each medium in between."""
 
-    mark: str
+    marks: tuple[str, ...]
     before: str
     media: tuple[Medium, ...]
     after: str
@@ -79,7 +122,7 @@ class Shown:
 
     @property
     def text(self) -> str:
-        return self.before + self.mark * len(self.media) + self.after
+        return self.before + "".join(self.marks) + self.after
 
     def request(self) -> dict[str, Any]:
         """For the host."""
@@ -88,11 +131,13 @@ class Shown:
     def inputs(self, processor: Any) -> dict[str, Any]:
         """For ``transformers``' model, made by its processor."""
         given: dict[str, Any] = {}
-        if self.media:
-            made = [medium.make() for medium in self.media]
-            given = {"images": made}
-            if self.media[0].kind == "audio":
-                given = {"audio": made, "sampling_rate": RATE}
+        for medium in self.media:
+            given.setdefault(medium.given, []).append(medium.make())
+        if "audio" in given:
+            given["sampling_rate"] = RATE
+        if "videos" in given:
+            given["video_metadata"] = [m.metadata for m in self.media if isinstance(m, Video)]
+            given["do_sample_frames"] = False
         inputs = dict(processor(text=self.text, return_tensors="pt", **given))
         inputs.pop("labels", None)
         return inputs
@@ -100,14 +145,10 @@ class Shown:
 
 def _data(media: Sequence[Medium]) -> dict[str, Any]:
     """Of a request for the host."""
-    if not media:
-        return {}
-    made = [medium.make() for medium in media]
-    if media[0].kind == "audio":
-        made = [(samples, RATE) for samples in made]
-    elif media[0].kind == "vision_chunk":
-        made = [{"type": "image", "image": picture} for picture in made]
-    return {"multi_modal_data": {media[0].kind: made}}
+    data: dict[str, list[Any]] = {}
+    for medium in media:
+        data.setdefault(medium.kind, []).append(medium.for_host())
+    return {"multi_modal_data": data} if data else {}
 
 
 @dataclass(frozen=True)
@@ -187,6 +228,11 @@ class Drawn(Spoken):
 Case = Shown | Heard | Spoken
 
 
+def kinds(cases: Iterable[Case]) -> set[str]:
+    """Of media in the requests."""
+    return {medium.kind for case in cases for medium in case.media}
+
+
 def with_others(case: Case) -> Case:
     """The same with other media of the same size."""
     return replace(case, media=tuple(replace(m, seed=m.seed + 7) for m in case.media))
@@ -204,14 +250,27 @@ def shown(mark: str, media: Sequence[Medium], at_once: int = 2) -> tuple[Case, .
     small, middle, large = media
     other = replace(small, seed=small.seed + 3)
     begin, end = text(5), text(8)
+
+    def case(before: str, some: tuple[Medium, ...], after: str) -> Case:
+        return Shown((mark,) * len(some), before, some, after)
+
     return (
-        Shown(mark, begin, (small,), end),
-        Shown(mark, text(40), (middle,), end),
-        Shown(mark, text(200), (large,), text(90)),
-        Shown(mark, begin, (other,), end),
-        Shown(mark, text(17), (other, middle)[:at_once], end),
-        Shown(mark, text(129), (), ""),
+        case(begin, (small,), end),
+        case(text(40), (middle,), end),
+        case(text(200), (large,), text(90)),
+        case(begin, (other,), end),
+        case(text(17), (other, middle)[:at_once], end),
+        case(text(129), (), ""),
     )
+
+
+def beside(mark: str, media: Sequence[Medium], picture: str = "") -> tuple[Case, ...]:
+    """Three requests or four: one medium of each size, and the first of them behind a picture, if
+    there is a mark of one."""
+    begin, end = "What is in this?", "Answer in words."
+    alone = [Shown((mark,), begin + "." * n, (medium,), end) for n, medium in enumerate(media)]
+    mixed = Shown((picture, mark), begin, (PICTURES[0], media[0]), end)
+    return (*alone, mixed) if picture else tuple(alone)
 
 
 def heard(start: int, media: Sequence[Sound]) -> tuple[Case, ...]:
@@ -265,7 +324,8 @@ def _words() -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
 
 @dataclass(frozen=True)
 class MediaSpec(Spec):
-    """processor: leaves the model's in a folder; cases: the requests to compare.
+    """processor: leaves the model's in a folder; cases: the requests to compare; more: those with
+    other kinds of media; without: kinds that the host takes, too, and no request has.
 
     fixed: the host feeds its encoder a prompt at once, and keeps none of it in the prefix cache;
     chunk: tokens of a step, not less than those of an image that is computed at once;
@@ -275,6 +335,8 @@ class MediaSpec(Spec):
     auto: str = ""
     processor: Callable[[Path], Any] = Path
     cases: tuple[Case, ...] = ()
+    more: tuple[Case, ...] = ()
+    without: tuple[str, ...] = ()
     fixed: bool = False
     chunk: int = 64
     options: dict[str, Any] = field(default_factory=dict)
@@ -282,3 +344,8 @@ class MediaSpec(Spec):
     @property
     def cached(self) -> bool:
         return super().cached and not self.fixed
+
+    @property
+    def media(self) -> set[str]:
+        """The kinds that its requests have."""
+        return kinds((*self.cases, *self.more))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ from tests.zoo import judge
 from tests.zoo.build import build
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case, MediaSpec, with_others
-from tests.zoo.run import Answer, Failed, Round, forked, generate
-from tests.zoo.text import ENGINES, SCORED, rounds
+from tests.zoo.run import Answer, Failed, Round, forked, generate, media_taken
+from tests.zoo.text import ENGINES, GREEDY, SCORED, rounds
 from tests.zoo.tokens import write_tokenizer
 
 COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
+PLURALS = {"image": "images", "vision_chunk": "images", "video": "videos", "audio": "sounds"}
 FIXED = ("alone", "together", "recorded", "eager")
-MEDIA = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 2, "audio": 2, "video": 0}}
 KINDS = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # of tokens, text's are 0
-ONE_SOUND = {**MEDIA, "limit_mm_per_prompt": {"audio": 1}, "max_num_batched_tokens": 1024}
+ONE_SOUND = {"limit_mm_per_prompt": {"audio": 1}, "max_num_batched_tokens": 1024}
 
 
 class Reference(torch.nn.Module):
@@ -83,28 +83,48 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
         return judge.refusal(spec, folder, generate, engines["recorded"], [])
     processor = spec.processor(folder)
     model = build(spec, folder)
-    sent = rounds(spec.cases)
-    scored = [Round((case,), SCORED) for case in spec.cases[:3]]
+    sent = [*rounds(spec.cases), *_more_rounds(spec)]
+    cases = (*spec.cases, *spec.more)
+    scored = [Round((case,), SCORED) for case in cases if case not in spec.cases[3:]]
     try:
         answers = {
-            name: forked(generate, folder, options, sent + scored)
+            name: forked(_ask, spec, folder, options, sent + scored)
             for name, options in engines.items()
         }
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
     greedy = {name: by_round[: len(sent)] for name, by_round in answers.items()}
     faults = judge.differences(sent, greedy, cached=spec.cached)
-    references = [Reference(model, case, processor) for case in spec.cases]
+    references = [Reference(model, case, processor) for case in cases]
     first = dict(zip(_cases(sent), _answers(greedy["eager"]), strict=True))
-    faults += _token_faults(references, [first[case] for case in spec.cases])
+    faults += _token_faults(references, [first[case] for case in cases])
     scores = {name: _answers(by_round[len(sent) :]) for name, by_round in answers.items()}
-    faults += _blind_faults(model, processor, spec.cases, scores["eager"])
+    references = [reference for reference in references if reference.case not in spec.cases[3:]]
+    faults += _blind_faults(model, processor, references, scores["eager"])
     faults += _score_faults(references, scores)
     compared, dtypes = COMPARED if spec.cached else FIXED, ("fp32", "bf16")
     state = RIGHT if not faults else HOST if spec.host else WRONG
-    notes = [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
+    notes = [f"with {_plural(spec.media)}"]
+    notes += [f"without {_plural(spec.without)}"] if spec.without else []
+    notes += [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
     notes += [spec.note] if spec.note else []
     return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
+
+
+def _ask(
+    spec: MediaSpec, folder: Path, options: dict[str, Any], sent: list[Round]
+) -> list[list[Answer]]:
+    """What an engine answers.  Raises Failed, too, where it takes other media than the Spec says:
+    they would go uncompared."""
+    answers = generate(folder, options, sent)
+    taken = media_taken()
+    if taken != spec.media.union(spec.without):
+        raise Failed("NotAsked", f"the host takes {', '.join(sorted(taken))}", "")
+    return answers
+
+
+def _plural(media: Iterable[str]) -> str:
+    return " and ".join(sorted({PLURALS[kind] for kind in media}))
 
 
 def options(spec: MediaSpec) -> dict[str, Any]:
@@ -113,7 +133,11 @@ def options(spec: MediaSpec) -> dict[str, Any]:
 
 
 def own_options(spec: MediaSpec) -> dict[str, Any]:
-    return {**(ONE_SOUND if spec.fixed else MEDIA), **spec.options}
+    """The same without that; as many media in a prompt as the cases have."""
+    media = [[medium.kind for medium in case.media] for case in (*spec.cases, *spec.more)]
+    limits = {kind: max(some.count(kind) for some in media) for kind in ("image", "audio", "video")}
+    limited = ONE_SOUND if spec.fixed else {"limit_mm_per_prompt": limits}
+    return {"skip_tokenizer_init": False, **limited, **spec.options}
 
 
 def _engines(spec: MediaSpec) -> dict[str, dict[str, Any]]:
@@ -128,6 +152,15 @@ def prompt_logprobs(model: Any, case: Case, processor: Any) -> torch.Tensor:
     """Log-probabilities [tokens - 1] of the case's tokens from the second on."""
     reference = Reference(model, case, processor)
     return judge.prompt_logprobs(reference, reference.prompt())
+
+
+def _more_rounds(spec: MediaSpec) -> list[Round]:
+    """Requests with further kinds of media alone, together, and beside all others."""
+    if not spec.more:
+        return []
+    alone = [(case,) for case in spec.more]
+    sent = [*alone, spec.more, (*spec.cases, *spec.more), spec.more, *alone]
+    return [Round(asked, GREEDY) for asked in sent]
 
 
 def _cases(sent: list[Round]) -> list[Case]:
@@ -154,13 +187,14 @@ def _token_faults(references: list[Reference], answers: list[Answer]) -> list[st
 
 
 def _blind_faults(
-    model: Any, processor: Any, cases: Sequence[Case], scored: list[Answer]
+    model: Any, processor: Any, references: Sequence[Reference], scored: list[Answer]
 ) -> list[str]:
     """Log-probabilities that fit other media as well prove nothing."""
-    for case, answer in zip(cases, scored, strict=False):
+    for case, answer in zip((r.case for r in references), scored, strict=True):
         other = Reference(model, with_others(case), processor)
         if judge.worst_error(other, {answer.prompt: answer}) < judge.TIE:
-            return [f"{len(case)} letters: other media give the same, so this proves little"]
+            kinds = " and ".join(medium.kind for medium in case.media)
+            return [f"{len(case)} letters, {kinds}: others give the same, so this proves little"]
     return []
 
 
@@ -170,13 +204,13 @@ def _score_faults(references: list[Reference], scores: dict[str, list[Answer]]) 
     for name in ("eager", "recorded"):
         error = max(
             judge.worst_error(reference, {answer.prompt: answer})
-            for reference, answer in zip(references, scores[name], strict=False)
+            for reference, answer in zip(references, scores[name], strict=True)
         )
         if not error < judge.FP32_ERROR:
             faults.append(f"{name}: log-probabilities of a prompt are {error:.3f} deviations off")
     errors = [
         judge.bf16_errors(reference, {answer.prompt: answer})
-        for reference, answer in zip(references, scores["bf16"], strict=False)
+        for reference, answer in zip(references, scores["bf16"], strict=True)
     ]
     ours, theirs = (math.hypot(*found) for found in zip(*errors, strict=True))
     if not ours <= judge.BF16_FACTOR * theirs:

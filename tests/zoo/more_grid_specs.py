@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tests.zoo import ernie, processors
-from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, Picture, shown
-from tests.zoo.positions import InTurns
+from tests.zoo import ernie, grid_specs, processors
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
+from tests.zoo.mended import InTurns
 from tests.zoo.processors import FIRST
+
+ERNIE_MARK = "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>"
 
 SPECS = (
     MediaSpec(
@@ -83,7 +85,14 @@ SPECS = (
             "tie_word_embeddings": True,
         },
         processor=ernie.processor,
+        reference=grid_specs.BEHIND_VIDEOS,
+        note=grid_specs.BEHIND_NOTE,
         cases=shown("<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>", PICTURES),
+        more=beside(
+            "<|VIDEO_START|><|video@placeholder|><|VIDEO_END|>",
+            VIDEOS,
+            "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
+        ),
         published=((r"^model\.(vision_model\.)", r"\1"),),
         published_config=ernie.published_config,
         options={"trust_remote_code": True},
@@ -116,6 +125,7 @@ SPECS = (
         processor=processors.muse_glimmer,
         note="compared with images that need no scaling, after which some pixels differ by one or "
         "two levels of 255",
+        without=("video",),
         cases=shown("<|patch|>", (Picture(56, 56, 1), Picture(84, 56, 2), Picture(308, 196, 3))),
         # The host has other words for what transformers writes beside the encoder's config.
         options={"hf_overrides": {"vision_config": {"output_dim": 256, "adapter_dim": 112}}},

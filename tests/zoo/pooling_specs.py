@@ -11,7 +11,7 @@ from tests.zoo import pooling_processors, processors, whole_prompt_processors
 from tests.zoo.build import EAGER, WINDOW, Spec
 from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS, SIGLIP
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
-from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, shown
+from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, kinds, shown
 from tests.zoo.processors import FIRST
 
 
@@ -31,6 +31,11 @@ class PoolingSpec(Spec):
     begin: int | None = None
     second: int | None = None
     end: int | None = None
+
+    @property
+    def media(self) -> set[str]:
+        """The kinds that its requests have."""
+        return kinds(self.cases)
 
 
 SEQUENCE, TOKEN = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"

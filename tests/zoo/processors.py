@@ -6,6 +6,9 @@ a model's own has number FIRST, as its Spec's config says.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +106,8 @@ def gemma4(folder: Path) -> Any:
     from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor, Gemma4VideoProcessor
 
     parts = (Gemma4AudioFeatureExtractor(), _image_processor("Gemma4", max_soft_tokens=70))
-    return _gemma4(Gemma4Processor, parts, Gemma4VideoProcessor(), folder)
+    make = functools.partial(Gemma4Processor, audio_seq_length=128)  # at most, computed at once
+    return _gemma4(make, parts, Gemma4VideoProcessor(), folder)
 
 
 def gemma4_unified(folder: Path) -> Any:
@@ -181,7 +185,26 @@ def internvl(folder: Path) -> Any:
     tile = {"height": SIDE, "width": SIDE}
     images = _image_processor("GotOcr2", size=tile, crop_to_patches=True, max_patches=4)
     videos = InternVLVideoProcessor(size=tile)
-    return _keep(InternVLProcessor(images, tokenizer, videos, image_seq_length=4), folder)
+    return Framed(_keep(InternVLProcessor(images, tokenizer, videos, image_seq_length=4), folder))
+
+
+@dataclass(frozen=True)
+class Framed:
+    """InternVL's processor and, as ``told_ids``, what ``transformers``' model has to be told: the
+    host has another token for images that are a video's, which come last."""
+
+    processor: Any
+
+    def __call__(self, text: str, videos: Sequence[Any] = (), **given: Any) -> dict[str, Any]:
+        own = self.processor
+        if not videos:
+            return dict(own(text=text, **given))
+        made = dict(own(text=text, videos=videos, **given))
+        pads = (made["input_ids"][0] == own.image_token_id).nonzero()[:, 0]
+        seen = pads[-own.image_seq_length * sum(map(len, videos)) :]
+        made["told_ids"] = made["input_ids"].clone()
+        made["input_ids"][0, seen] = own.tokenizer.convert_tokens_to_ids(own.video_token)
+        return made
 
 
 def llama4(folder: Path) -> Any:
@@ -298,14 +321,16 @@ def qwen2_vl(folder: Path) -> Any:
     from transformers import Qwen2VLProcessor, Qwen2VLVideoProcessor
 
     tokenizer = write_tokenizer(folder, QWEN)
-    return _keep(Qwen2VLProcessor(_qwen_images(14), tokenizer, Qwen2VLVideoProcessor()), folder)
+    videos = Qwen2VLVideoProcessor(size=four_to(16, 14))
+    return _keep(Qwen2VLProcessor(_qwen_images(14), tokenizer, videos), folder)
 
 
 def qwen2_5_vl(folder: Path) -> Any:
     from transformers import Qwen2_5_VLProcessor, Qwen2VLVideoProcessor
 
     tokenizer = write_tokenizer(folder, QWEN)
-    return _keep(Qwen2_5_VLProcessor(_qwen_images(14), tokenizer, Qwen2VLVideoProcessor()), folder)
+    videos = Qwen2VLVideoProcessor(size=four_to(16, 14))
+    return _keep(Qwen2_5_VLProcessor(_qwen_images(14), tokenizer, videos), folder)
 
 
 def qwen3_vl(folder: Path) -> Any:
@@ -320,26 +345,28 @@ def qwen3_vl(folder: Path) -> Any:
 def qwen2_5_omni(folder: Path) -> Any:
     from transformers import Qwen2_5OmniProcessor
 
-    return _omni(Qwen2_5OmniProcessor, _qwen_images(14), folder)
+    return _omni(Qwen2_5OmniProcessor, 14, folder)
 
 
 def qwen3_omni(folder: Path) -> Any:
     from transformers import Qwen3OmniMoeProcessor
 
-    half = [0.5] * 3
-    images = _qwen_images(16, image_mean=half, image_std=half)
-    return _omni(Qwen3OmniMoeProcessor, images, folder)
+    return _omni(Qwen3OmniMoeProcessor, 16, folder, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
-def _omni(make: Any, images: Any, folder: Path) -> Any:
-    """For images and sounds of at most three seconds."""
+def _omni(make: Any, patch: int, folder: Path, **options: Any) -> Any:
+    """For images, videos, and sounds of at most three seconds."""
     from transformers import Qwen2VLVideoProcessor
 
     tokens = dict(
         zip(OMNI, (*QWEN[:4], "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), strict=True)
     )
     tokenizer = write_tokenizer(folder, list(tokens.values()), extra_special_tokens=tokens)
-    return _keep(make(images, Qwen2VLVideoProcessor(), _spectrum(3), tokenizer), folder)
+    # This processor makes at least 128 tokens of two frames, and the host believes that these have
+    # no more than the largest image.
+    images = _qwen_images(patch, most=256, **options)
+    videos = Qwen2VLVideoProcessor(patch_size=patch, **options)
+    return _keep(make(images, videos, _spectrum(3), tokenizer), folder)
 
 
 def paddleocr_vl(folder: Path) -> Any:
@@ -351,7 +378,7 @@ def paddleocr_vl(folder: Path) -> Any:
         "image_end_token": "<|IMAGE_END|>",
     }
     tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
-    images = _image_processor("PaddleOCRVL", size=four_to_sixteen(14))
+    images = _image_processor("PaddleOCRVL", size=four_to(16, 14))
     return _keep(PaddleOCRVLProcessor(images, tokenizer), folder)
 
 
@@ -359,7 +386,7 @@ def exaone4_5(folder: Path) -> Any:
     from transformers import Exaone4_5_Processor, Qwen2VLVideoProcessor
 
     tokenizer = write_tokenizer(folder, ["<vision>", "</vision>", "<|image_pad|>", "<|video_pad|>"])
-    videos = Qwen2VLVideoProcessor()
+    videos = Qwen2VLVideoProcessor(size=four_to(16, 14))
     return _keep(Exaone4_5_Processor(_qwen_images(14), tokenizer, videos), folder)
 
 
@@ -367,7 +394,7 @@ def cohere_compass(folder: Path) -> Any:
     from transformers import CohereCompassProcessor, CohereCompassVideoProcessor
 
     extra = ["<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>"]
-    images = _image_processor("CohereCompass", patch_size=16, size=four_to_sixteen(16))
+    images = _image_processor("CohereCompass", patch_size=16, size=four_to(16, 16))
     videos = CohereCompassVideoProcessor()
     return _keep(CohereCompassProcessor(images, write_tokenizer(folder, extra), videos), folder)
 
@@ -385,15 +412,15 @@ def muse_glimmer(folder: Path) -> Any:
     return _keep(MuseGlimmerProcessor(*parts, write_tokenizer(folder, extra)), folder)
 
 
-def _qwen_images(patch: int, **options: Any) -> Any:
-    size = four_to_sixteen(patch)
+def _qwen_images(patch: int, most: int = 16, **options: Any) -> Any:
+    size = four_to(most, patch)
     return _image_processor("Qwen2VL", patch_size=patch, size=size, **options)
 
 
-def four_to_sixteen(patch: int) -> dict[str, int]:
+def four_to(most: int, patch: int) -> dict[str, int]:
     """Pixels of so many tokens, each of two by two patches."""
     token = (2 * patch) ** 2
-    return {"shortest_edge": 4 * token, "longest_edge": 16 * token}
+    return {"shortest_edge": 4 * token, "longest_edge": most * token}
 
 
 def qwen2_audio(folder: Path) -> Any:

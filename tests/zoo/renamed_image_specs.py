@@ -11,7 +11,7 @@ import torch
 
 from tests.zoo import grid_specs, latents, mistral, renamed_processors
 from tests.zoo.build import BASE
-from tests.zoo.media import PICTURES, TORCHVISION, Chunk, MediaSpec, drawn, shown
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, Chunk, MediaSpec, beside, drawn, shown
 from tests.zoo.processors import FIRST, SIDE
 from tests.zoo.renamed_processors import OVIS_ATOM
 
@@ -148,7 +148,7 @@ def _opencua(config: dict[str, Any]) -> dict[str, Any]:
     return {**_coded("opencua")(config), "text_config": text}
 
 
-def _of_text(ids: torch.Tensor, **media: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_text(_: Any, ids: torch.Tensor, **media: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions of all tokens one after the other, not by an image's rows and columns."""
     positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
     return positions, torch.zeros(len(ids), 1, dtype=torch.long)
@@ -192,6 +192,7 @@ SPECS = (
         models="Intern-S1",
         processor=renamed_processors.interns1,
         cases=shown("<IMG_CONTEXT>", PICTURES),
+        more=beside("<video>", VIDEOS, "<IMG_CONTEXT>"),
         published=(),
         published_config=_coded("interns1"),
     ),

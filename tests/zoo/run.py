@@ -153,6 +153,14 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
     return answers
 
 
+def media_taken() -> set[str]:
+    """The kinds of media that the engine made last takes in requests."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    config = _KEPT[-1].llm_engine.model_config
+    return set(MULTIMODAL_REGISTRY.get_processing_info(config).supported_mm_limits)
+
+
 def _check_replay(llm: Any) -> None:
     """Raise Failed where decode steps should be replayed and are not."""
     if llm.llm_engine.model_config.enforce_eager:

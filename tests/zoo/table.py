@@ -25,10 +25,11 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
   bit for bit. In bf16 the error of a prompt's log-probabilities against fp32, without the worst
   2 % of its tokens (5 % in mixtures, where rounding makes a router choose another expert), is at
   most twice that of `transformers` in bf16.
-- Images and audio are random pictures and sounds of three sizes, one in a prompt and two where the
-  model allows it, also different ones of the same size in the same words; log-probabilities have to
-  differ from those of other pictures and sounds.  Most image models need torchvision, which neither
-  the host nor this backend brings:
+- Images, videos and sounds are random ones of three sizes, one in a prompt and two where the model
+  allows it, also different ones of the same size in the same words; log-probabilities have to
+  differ from those of others.  The notes say which of them were compared; a server that takes
+  further ones says so when it starts.  Videos are frames at two a second, as many as they have.
+  Most image models need torchvision, which neither the host nor this backend brings:
   `pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu`.
   Granite Speech needs torchaudio, from the same index.
 - [Other dtypes, quantizations and KV caches](model_formats.md) have a table of their own.

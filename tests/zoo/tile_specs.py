@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.zoo import tile_processors
 from tests.zoo.delta_specs import GATED_DELTA
-from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, beside, shown
 from tests.zoo.processors import FIRST, SIDE
 
 VISION = {
@@ -73,6 +73,7 @@ SPECS = (
         MINICPM,
         processor=tile_processors.minicpmv4_6,
         cases=shown("<|image_pad|>", PICTURES),
+        more=beside("<|video_pad|>", VIDEOS, "<|image_pad|>"),
         chunk=96,
         needs=TORCHVISION,
     ),
@@ -90,6 +91,7 @@ SPECS = (
         },
         processor=tile_processors.minicpmv4_7,
         cases=shown("<|image_pad|>", PICTURES),
+        more=beside("<|video_pad|>", VIDEOS[:2], "<|image_pad|>"),
         chunk=96,
         needs=TORCHVISION,
     ),

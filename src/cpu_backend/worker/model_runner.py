@@ -18,7 +18,7 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheGroupSpec
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
 
-from cpu_backend import providers
+from cpu_backend import architectures, providers
 from cpu_backend.attention import whole_prompts
 from cpu_backend.attention.states import StateMetadata
 from cpu_backend.errors import ConfigError
@@ -55,6 +55,8 @@ class CPUModelRunner(HostCPUModelRunner):
         super().load_model(load_dummy_weights)
         system.malloc_trim()  # packing leaves holes of the size of its largest layer
         self._check_cache_type()
+        if self.mm_budget is not None:
+            architectures.tell_media(self.model_config.architecture, self.mm_budget.mm_limits)
         draft_model = self.get_draft_model()
         if self.lora_config is None:  # adapters add to the projection's own result
             activate_in_linear(self.get_model())
