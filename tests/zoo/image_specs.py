@@ -32,6 +32,14 @@ GEMMA4_VISION = {
     "position_embedding_size": 256,
     "default_output_length": 70,
 }
+GEMMA4_SOUND = {
+    "model_type": "gemma4_audio",
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "subsampling_conv_channels": [128, 8],
+    "output_proj_dims": 96,
+}
 # Of three frames at most, which are computed at once.
 SHORT_VIDEOS = tuple(replace(video, frames=2 + video.seed % 2) for video in VIDEOS)
 THREE_FRAMES = {"count": 1, "num_frames": 3}
@@ -200,20 +208,13 @@ OWN = (
                 "use_bidirectional_attention": "vision",
             },
             "vision_config": GEMMA4_VISION,
-            "audio_config": {
-                "model_type": "gemma4_audio",
-                "hidden_size": 64,
-                "num_attention_heads": 2,
-                "num_hidden_layers": 2,
-                "subsampling_conv_channels": [128, 8],
-                "output_proj_dims": 96,
-            },
+            "audio_config": GEMMA4_SOUND,
             "image_token_id": FIRST,
             "boi_token_id": FIRST + 1,
             "eoi_token_id": FIRST + 2,
             "audio_token_id": FIRST + 3,
             "boa_token_id": FIRST + 4,
-            "eoa_token_id": FIRST + 5,
+            "eoa_token_index": FIRST + 5,
             "video_token_id": FIRST + 6,
             "tie_word_embeddings": True,
         },

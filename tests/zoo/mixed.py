@@ -14,7 +14,7 @@ from tests.zoo import judge
 from tests.zoo.build import build
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case, MediaSpec, with_others
-from tests.zoo.run import Answer, Failed, Round, forked, generate, media_taken
+from tests.zoo.run import Answer, Failed, Round, forked, generate
 from tests.zoo.text import ENGINES, GREEDY, SCORED, rounds
 from tests.zoo.tokens import write_tokenizer
 
@@ -88,7 +88,7 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     scored = [Round((case,), SCORED) for case in cases if case not in spec.cases[3:]]
     try:
         answers = {
-            name: forked(_ask, spec, folder, options, sent + scored)
+            name: forked(generate, folder, options, sent + scored, spec.media.union(spec.without))
             for name, options in engines.items()
         }
     except Failed as failed:
@@ -109,18 +109,6 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     notes += [f"needs {' and '.join(spec.needs)}"] if spec.needs else []
     notes += [spec.note] if spec.note else []
     return Outcome(state, "; ".join([*notes, *faults]), dtypes, compared)
-
-
-def _ask(
-    spec: MediaSpec, folder: Path, options: dict[str, Any], sent: list[Round]
-) -> list[list[Answer]]:
-    """What an engine answers.  Raises Failed, too, where it takes other media than the Spec says:
-    they would go uncompared."""
-    answers = generate(folder, options, sent)
-    taken = media_taken()
-    if taken != spec.media.union(spec.without):
-        raise Failed("NotAsked", f"the host takes {', '.join(sorted(taken))}", "")
-    return answers
 
 
 def _plural(media: Iterable[str]) -> str:

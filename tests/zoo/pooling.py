@@ -17,7 +17,7 @@ from tests.zoo.build import build
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case
 from tests.zoo.pooling_specs import SEQUENCE, TOKEN, PoolingSpec
-from tests.zoo.run import Failed, Prompt, forked, request
+from tests.zoo.run import Failed, Prompt, check_media, forked, request
 from tests.zoo.text import COMMON
 from tests.zoo.tokens import write_tokenizer
 
@@ -104,7 +104,7 @@ def pool(
     options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
     if spec.cases:
         images = max(len(case.media) for case in spec.cases)
-        options["limit_mm_per_prompt"] = {"image": images, "audio": 1, "video": 0}
+        options["limit_mm_per_prompt"] = {"image": images, "audio": 1, "video": 1}
     pooler = {"task": task}
     if task == "embed":
         pooler["seq_pooling_type"] = spec.pool
@@ -118,6 +118,8 @@ def pool(
         asked = [request(prompt) for prompt in batch]
         outputs = llm.encode(asked, pooling_task=task, use_tqdm=False)
         results.append([output.outputs.data.float() for output in outputs])
+    if spec.cases:
+        check_media(llm, spec.media)
     return results
 
 

@@ -9,9 +9,19 @@ from typing import Any
 
 from tests.zoo import pooling_processors, processors, whole_prompt_processors
 from tests.zoo.build import EAGER, WINDOW, Spec
-from tests.zoo.image_specs import GEMMA4_VISION, GLOBAL_LAYERS, SIGLIP
+from tests.zoo.image_specs import GEMMA4_SOUND, GEMMA4_VISION, GLOBAL_LAYERS, SHORT_VIDEOS, SIGLIP
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
-from tests.zoo.media import PICTURES, TORCHVISION, Case, Picture, Shown, kinds, shown
+from tests.zoo.media import (
+    PICTURES,
+    SOUNDS,
+    TORCHVISION,
+    Case,
+    Picture,
+    Shown,
+    beside,
+    kinds,
+    shown,
+)
 from tests.zoo.processors import FIRST
 
 
@@ -179,14 +189,22 @@ SPECS = (
                 "embedding_dim": 72,
             },
             "vision_config": GEMMA4_VISION,
+            "audio_config": GEMMA4_SOUND,
             "image_token_id": FIRST,
             "boi_token_id": FIRST + 1,
             "eoi_token_id": FIRST + 2,
+            "audio_token_id": FIRST + 3,
+            "boa_token_id": FIRST + 4,
+            "eoa_token_index": FIRST + 5,
             "video_token_id": FIRST + 6,
         },
         pool="MEAN",
         processor=pooling_processors.embedding_gemma2,
-        cases=shown("<image_soft_token>", PICTURES),
+        cases=(
+            *shown("<image_soft_token>", PICTURES),
+            *beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
+            *beside("<audio_soft_token>", SOUNDS[1:], "<image_soft_token>"),
+        ),
         needs=TORCHVISION,
     ),
     PoolingSpec(

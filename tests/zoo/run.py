@@ -131,11 +131,16 @@ class Round:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list[list[Answer]]:
+def generate(
+    folder: Path,
+    options: dict[str, Any],
+    rounds: list[Round],
+    media: set[str] | None = None,
+) -> list[list[Answer]]:
     """Make an engine for the checkpoint in ``folder`` and ask it greedily, round after round.
 
-    Raises Failed, too, if steps are not replayed without ``enforce_eager``: the answers are right
-    then, but slow.
+    media: the kinds that it is expected to take.  Raises Failed, too, if steps are not replayed
+    without ``enforce_eager``: the answers are right then, but slow.
     """
     from vllm import LLM, SamplingParams
 
@@ -150,15 +155,19 @@ def generate(folder: Path, options: dict[str, Any], rounds: list[Round]) -> list
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         answers.append([answer(output) for output in outputs])
     _check_replay(llm)
+    if media is not None:
+        check_media(llm, media)
     return answers
 
 
-def media_taken() -> set[str]:
-    """The kinds of media that the engine made last takes in requests."""
+def check_media(llm: Any, expected: set[str]) -> None:
+    """Raise Failed where the engine takes other kinds of media: they would go uncompared."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
-    config = _KEPT[-1].llm_engine.model_config
-    return set(MULTIMODAL_REGISTRY.get_processing_info(config).supported_mm_limits)
+    config = llm.llm_engine.model_config
+    taken = set(MULTIMODAL_REGISTRY.get_processing_info(config).supported_mm_limits)
+    if taken != expected:
+        raise Failed("NotAsked", f"the host takes {', '.join(sorted(taken))}", "")
 
 
 def _check_replay(llm: Any) -> None:
