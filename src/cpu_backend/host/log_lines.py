@@ -1,11 +1,14 @@
-"""The start-up log says nothing of a compiler that this backend does not use.
+"""The start-up log says nothing of a compiler that this backend does not use, nor of each weight.
 
-What: three lines of ``vllm.config.vllm``'s are not written.
-Why: they warn that *the user* has switched torch.compile off and loses by it, and name an
+What: three lines of ``vllm.config.vllm``'s are not written, nor those of
+    ``vllm.model_executor.models.utils`` of weights that are rounded to the server's dtype.
+Why: the three warn that *the user* has switched torch.compile off and loses by it, and name an
     environment variable that nobody set: it is this backend that does (see platform.py), and
-    says once, with the threads, that there is no compiler at run time.
+    says once, with the threads, that there is no compiler at run time.  The others are a warning
+    for every weight of a checkpoint in another dtype, of which the host has said already that it
+    casts it.
 Since: 0.32
-Until: the host does not warn where the platform has chosen.
+Until: the host does not warn where the platform, or the user, has chosen.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ ABOUT_COMPILING = (
     "Cudagraph mode %s is not compatible with compilation mode",
 )
 
+SERVED = {"torch.float32", "torch.bfloat16", "torch.float16"}
+
 
 @change("vllm.config.vllm", "logger")
 def leave_out(module: Any) -> None:
@@ -30,3 +35,15 @@ def leave_out(module: Any) -> None:
 
 def _is_of_use(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(ABOUT_COMPILING)
+
+
+@change("vllm.model_executor.models.utils", "logger")
+def leave_casts_out(module: Any) -> None:
+    """From one floating-point type that models are served in to another."""
+    module.logger.addFilter(_is_no_cast)
+
+
+def _is_no_cast(record: logging.LogRecord) -> bool:
+    if not str(record.msg).startswith("Attempted to load weight %s with dtype"):
+        return True
+    return not {str(dtype) for dtype in record.args[1:]} <= SERVED  # type: ignore[index]
