@@ -46,4 +46,5 @@ def leave_casts_out(module: Any) -> None:
 def _is_no_cast(record: logging.LogRecord) -> bool:
     if not str(record.msg).startswith("Attempted to load weight %s with dtype"):
         return True
-    return not {str(dtype) for dtype in record.args[1:]} <= SERVED  # type: ignore[index]
+    assert isinstance(record.args, tuple)
+    return not {str(dtype) for dtype in record.args[1:]} <= SERVED

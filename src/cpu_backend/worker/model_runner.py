@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -192,6 +193,20 @@ class CPUModelRunner(HostCPUModelRunner):
                 del asked[request]
         self.num_prompt_logprobs = asked
         return found
+
+    def _execute_mm_encoder(self, scheduler_output: Any) -> list[torch.Tensor]:
+        """The host's; in a step with sounds one medium after the other.  Together sounds are filled
+        up to the longest: what fills them would be computed too, and bits depend on it."""
+        scheduled = scheduler_output.scheduled_encoder_inputs
+        media = [(request, number) for request in scheduled for number in scheduled[request]]
+        if all(self.requests[i].mm_features[number].modality != "audio" for i, number in media):
+            return super()._execute_mm_encoder(scheduler_output)
+        outputs = []
+        for request, number in media:
+            alone = copy.copy(scheduler_output)
+            alone.scheduled_encoder_inputs = {request: [number]}
+            outputs += super()._execute_mm_encoder(alone)
+        return outputs
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The host's; whether this step has any is kept: some models change what they hold for
