@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import model_classes
-from cpu_backend.host.seam import Hosts
 from cpu_backend.host.source import host
 
 if TYPE_CHECKING:
@@ -207,16 +206,18 @@ LIMITS = (
 )
 
 
-# Classes that vLLM 0.30 computes wrongly whatever the config, as tests/zoo found beside it.
-WRONG_BEFORE = Hosts(until=(0, 31))
-WRONG = {
-    "BailingMoeV25ForCausalLM",
-    "Exaone4_5_ForConditionalGeneration",
-    "K2HorizonForCausalLM",
-    "MistralLarge3ForCausalLM",
-    "Param2MoEForCausalLM",
-    "Qwen3OmniMoeForConditionalGeneration",
+# Classes that releases of the host before this one compute wrongly whatever the config, as
+# tests/zoo found beside them.
+RIGHT_SINCE = {
+    "BailingMoeV25ForCausalLM": "0.31",
+    "Exaone4_5_ForConditionalGeneration": "0.31",
+    "K2HorizonForCausalLM": "0.31",
+    "MistralLarge3ForCausalLM": "0.31",
+    "Param2MoEForCausalLM": "0.31",
+    "Qwen3OmniMoeForConditionalGeneration": "0.32",
 }
+# The same of their videos alone, whose time the host does not read.
+VIDEOS_RIGHT_SINCE = {"Qwen2_5_VLForConditionalGeneration": "0.31"}
 
 
 def check(model: Any) -> None:
@@ -224,6 +225,12 @@ def check(model: Any) -> None:
     ModelConfig."""
     names = (model.architecture, model_classes.class_of(model.architecture))
     _check(names, model.hf_config, model.runner_type)
+    release = _release_needed(names, VIDEOS_RIGHT_SINCE)
+    if release and model.multimodal_config.get_limit_per_prompt("video"):
+        raise ConfigError(
+            f"{names[0]} would answer wrongly to videos with this release of vLLM: start with "
+            f"--limit-mm-per-prompt.video 0, or install vLLM {release} or a later release."
+        )
 
 
 def check_parts(module: torch.nn.Module, runner: str) -> None:
@@ -233,11 +240,19 @@ def check_parts(module: torch.nn.Module, runner: str) -> None:
             _check((type(part).__name__,), config, runner)
 
 
+def _release_needed(names: tuple[str, ...], since: dict[str, str]) -> str:
+    """The host's first that computes one of ``names`` rightly; empty if this one does."""
+    for name in since.keys() & names:
+        if host().release < tuple(map(int, since[name].split("."))):
+            return since[name]
+    return ""
+
+
 def _check(names: tuple[str, ...], config: Any, runner: str) -> None:
-    if WRONG.intersection(names) and host() in WRONG_BEFORE:
+    if release := _release_needed(names, RIGHT_SINCE):
         raise ConfigError(
-            f"{names[0]} would be answered wrongly by this release of vLLM: install vLLM 0.31 or a "
-            "later release."
+            f"{names[0]} would be answered wrongly by this release of vLLM: install vLLM {release} "
+            "or a later release."
         )
     for limit in LIMITS:
         if limit.classes and not set(names) & set(limit.classes.split()):
