@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.zoo.processors import FIRST, SIDE, _gemma4, _image_processor, _keep
+from tests.zoo.gemma_processors import _gemma4
+from tests.zoo.processors import FIRST, SIDE, _image_processor, _keep
 from tests.zoo.tokens import write_tokenizer
 
 IMAGE_TOKENS = 4  # of ColModernVBERT's images here

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.zoo import pooling_processors, processors, whole_prompt_processors
 from tests.zoo.build import EAGER, WINDOW, Spec
-from tests.zoo.image_specs import GEMMA4_SOUND, GEMMA4_VISION, GLOBAL_LAYERS, SHORT_VIDEOS, SIGLIP
+from tests.zoo.gemma_specs import GEMMA4_SOUND, GEMMA4_VISION, GLOBAL_LAYERS, SHORT_VIDEOS
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
 from tests.zoo.media import (
     PICTURES,
@@ -23,6 +23,7 @@ from tests.zoo.media import (
     shown,
 )
 from tests.zoo.processors import FIRST
+from tests.zoo.tile_specs import SIGLIP
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,13 @@ VISION = {
 }
 # transformers 5 leaves a level of the vision tower out.
 TOWER = ((r"^((model\.)?vision_tower\.)(?!vision_model)", r"\1vision_model."),)
+SIGLIP = {
+    **VISION,
+    "model_type": "siglip_vision_model",
+    "image_size": SIDE,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
 MINICPM = {
     "text_config": {
         "model_type": "qwen3_5_text",
