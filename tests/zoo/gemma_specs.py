@@ -141,6 +141,7 @@ SPECS = (
         chunk=256,
         options={"limit_mm_per_prompt": {"image": 2, "audio": 1, "video": THREE_FRAMES}},
         reference={"model.get_video_features": of_one_video},
+        selected=True,
         needs=TORCHVISION,
     ),
     MediaSpec(

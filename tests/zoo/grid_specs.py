@@ -253,7 +253,7 @@ SPECS = (
         cases=shown(QWEN_MARK, PICTURES),
         more=OMNI_MORE,
         needs=TORCHVISION,
-        note="its answers are text",
+        note="its answers are text; videos without their sound",
     ),
     MediaSpec(
         "Qwen2_5_VLForConditionalGeneration",
@@ -304,8 +304,8 @@ SPECS = (
         cases=shown(QWEN_MARK, PICTURES),
         more=OMNI_MORE,
         needs=TORCHVISION,
-        note="its answers are text; compared with sounds of whole frames of 10 ms, as the host "
-        "completes the last one",
+        note="its answers are text; videos without their sound; compared with sounds of whole "
+        "frames of 10 ms, as the host completes the last one",
     ),
     MediaSpec(
         "Qwen3VLForConditionalGeneration",
