@@ -30,6 +30,15 @@ GEMMA4_SOUND = {
     "subsampling_conv_channels": [128, 8],
     "output_proj_dims": 96,
 }
+GEMMA4_IDS = {
+    "image_token_id": FIRST,
+    "boi_token_id": FIRST + 1,
+    "eoi_token_id": FIRST + 2,
+    "audio_token_id": FIRST + 3,
+    "boa_token_id": FIRST + 4,
+    "eoa_token_index": FIRST + 5,
+    "video_token_id": FIRST + 6,
+}
 # Of three frames at most, which are computed at once.
 SHORT_VIDEOS = tuple(replace(video, frames=2 + video.seed % 2) for video in VIDEOS)
 THREE_FRAMES = {"count": 1, "num_frames": 3}
@@ -123,13 +132,7 @@ SPECS = (
             },
             "vision_config": GEMMA4_VISION,
             "audio_config": GEMMA4_SOUND,
-            "image_token_id": FIRST,
-            "boi_token_id": FIRST + 1,
-            "eoi_token_id": FIRST + 2,
-            "audio_token_id": FIRST + 3,
-            "boa_token_id": FIRST + 4,
-            "eoa_token_index": FIRST + 5,
-            "video_token_id": FIRST + 6,
+            **GEMMA4_IDS,
             "tie_word_embeddings": True,
         },
         processor=gemma_processors.gemma4,
@@ -165,10 +168,7 @@ SPECS = (
                 "num_soft_tokens": 70,  # transformers does without
             },
             "audio_config": None,
-            "image_token_id": FIRST,
-            "boi_token_id": FIRST + 1,
-            "eoi_token_id": FIRST + 2,
-            "video_token_id": FIRST + 6,
+            **GEMMA4_IDS,
             "tie_word_embeddings": True,
         },
         processor=gemma_processors.gemma4_unified,

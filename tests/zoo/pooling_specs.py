@@ -9,7 +9,13 @@ from typing import Any
 
 from tests.zoo import pooling_processors, processors, whole_prompt_processors
 from tests.zoo.build import EAGER, WINDOW, Spec
-from tests.zoo.gemma_specs import GEMMA4_SOUND, GEMMA4_VISION, GLOBAL_LAYERS, SHORT_VIDEOS
+from tests.zoo.gemma_specs import (
+    GEMMA4_IDS,
+    GEMMA4_SOUND,
+    GEMMA4_VISION,
+    GLOBAL_LAYERS,
+    SHORT_VIDEOS,
+)
 from tests.zoo.latents import GROUPED, ODD_LATENT, YARN
 from tests.zoo.media import (
     PICTURES,
@@ -191,13 +197,7 @@ SPECS = (
             },
             "vision_config": GEMMA4_VISION,
             "audio_config": GEMMA4_SOUND,
-            "image_token_id": FIRST,
-            "boi_token_id": FIRST + 1,
-            "eoi_token_id": FIRST + 2,
-            "audio_token_id": FIRST + 3,
-            "boa_token_id": FIRST + 4,
-            "eoa_token_index": FIRST + 5,
-            "video_token_id": FIRST + 6,
+            **GEMMA4_IDS,
         },
         pool="MEAN",
         processor=pooling_processors.embedding_gemma2,
