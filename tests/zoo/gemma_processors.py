@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,7 @@ def gemma4(folder: Path) -> Any:
     from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor, Gemma4VideoProcessor
 
     parts = (Gemma4AudioFeatureExtractor(), _image_processor("Gemma4", max_soft_tokens=70))
-    make = functools.partial(Gemma4Processor, audio_seq_length=128)  # at most, computed at once
-    return _gemma4(make, parts, Gemma4VideoProcessor(), folder)
+    return _gemma4(Gemma4Processor, parts, Gemma4VideoProcessor(), folder)
 
 
 def gemma4_unified(folder: Path) -> Any:
@@ -63,4 +61,5 @@ def _gemma4(make: Any, sounds_and_images: tuple[Any, Any], videos: Any, folder: 
     named = {"image_token": image, "boi_token": begin, "eoi_token": end}
     named |= dict(zip(("audio_token", "boa_token", "eoa_token"), audio, strict=True))
     tokenizer = write_tokenizer(folder, [*named.values(), "<|video|>"], extra_special_tokens=named)
-    return _keep(make(*sounds_and_images, tokenizer, videos, image_seq_length=70), folder)
+    lengths = {"image_seq_length": 70, "audio_seq_length": 128}  # at most, computed at once
+    return _keep(make(*sounds_and_images, tokenizer, videos, **lengths), folder)

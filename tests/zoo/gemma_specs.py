@@ -41,7 +41,13 @@ GEMMA4_IDS = {
 }
 # Of three frames at most, which are computed at once.
 SHORT_VIDEOS = tuple(replace(video, frames=2 + video.seed % 2) for video in VIDEOS)
-THREE_FRAMES = {"count": 1, "num_frames": 3}
+GEMMA4_MORE = (
+    *beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
+    *beside("<audio_soft_token>", SOUNDS[1:], "<image_soft_token>"),
+)
+GEMMA4_OPTIONS = {
+    "limit_mm_per_prompt": {"image": 2, "audio": 1, "video": {"count": 1, "num_frames": 3}}
+}
 # Gemma 4's, with fewer and larger heads.
 GLOBAL_LAYERS = {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in "13"}
 SPECS = (
@@ -137,12 +143,9 @@ SPECS = (
         },
         processor=gemma_processors.gemma4,
         cases=shown("<image_soft_token>", PICTURES),
-        more=(
-            *beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
-            *beside("<audio_soft_token>", SOUNDS[1:], "<image_soft_token>"),
-        ),
+        more=GEMMA4_MORE,
         chunk=256,
-        options={"limit_mm_per_prompt": {"image": 2, "audio": 1, "video": THREE_FRAMES}},
+        options=GEMMA4_OPTIONS,
         reference={"model.get_video_features": of_one_video},
         selected=True,
         needs=TORCHVISION,
@@ -167,15 +170,15 @@ SPECS = (
                 "output_proj_dims": 64,
                 "num_soft_tokens": 70,  # transformers does without
             },
-            "audio_config": None,
+            "audio_config": {"model_type": "gemma4_unified_audio"},
             **GEMMA4_IDS,
             "tie_word_embeddings": True,
         },
         processor=gemma_processors.gemma4_unified,
         cases=shown("<image_soft_token>", PICTURES),
-        more=beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
+        more=GEMMA4_MORE,
         chunk=256,
-        options={"limit_mm_per_prompt": {"image": 2, "video": THREE_FRAMES}},
+        options=GEMMA4_OPTIONS,
         reference={"model.get_video_features": of_one_video},
         needs=TORCHVISION,
     ),
