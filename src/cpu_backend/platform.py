@@ -187,6 +187,8 @@ def _refuse_missing_features(config: VllmConfig) -> None:
     if config.weight_transfer_config is not None:
         raise ConfigError(WEIGHTS_ARE_PACKED)
     model = config.model_config
+    if media := getattr(model, "multimodal_config", None):
+        _refuse_missing_features_of_media(media)
     if config.lora_config is not None and (model.is_moe or model.use_mla):
         raise ConfigError(
             "LoRA adapters are not supported for mixtures of experts and latent attention on the "
@@ -197,6 +199,19 @@ def _refuse_missing_features(config: VllmConfig) -> None:
         raise ConfigError(
             f"LoRA adapters of {model.architecture} would be computed wrongly or not at all: leave "
             "--enable-lora out, or serve a checkpoint that the adapter is merged into."
+        )
+
+
+def _refuse_missing_features_of_media(config: Any) -> None:
+    if config.mm_encoder_only:
+        raise ConfigError(
+            "a server of encoders alone is not supported on the CPU yet: leave --mm-encoder-only "
+            "out."
+        )
+    if config.video_pruning_rate:
+        raise ConfigError(
+            "with --video-pruning-rate, vLLM places all but the first medium of a prompt wrongly: "
+            "leave it out, and take fewer frames of a video (--media-io-kwargs) instead."
         )
 
 

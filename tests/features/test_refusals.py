@@ -14,7 +14,7 @@ from cpu_backend.architectures import WITHOUT_ADAPTERS
 from cpu_backend.errors import ConfigError
 from cpu_backend.only_with import LIMITS
 from tests.e2e.forked_cli import Run, run_all
-from tests.zoo import build, text_specs
+from tests.zoo import build, image_specs, text_specs
 
 
 def _configure(model: str | Path, max_model_len: int = 512, **options: Any) -> Any:
@@ -63,6 +63,22 @@ def test_options_of_speculation(model_path: str, option: dict[str, Any]) -> None
 def test_what_speculation_is_not_beside(model_path: str, name: str, option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{name}.* beside --speculative-config .* leave one"):
         _configure(model_path, speculative_config=NGRAM, **option)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"mm_encoder_only": True}, "leave --mm-encoder-only out"),
+        ({"video_pruning_rate": 0.5}, "with --video-pruning-rate, vLLM places all but the first"),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_features_of_media(tmp_path: Path, option: dict[str, Any], sentence: str) -> None:
+    spec = next(s for s in image_specs.SPECS if s.name == "Idefics3ForConditionalGeneration")
+    spec.processor(tmp_path)
+    build.write_config(spec, tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        _configure(tmp_path, **option)
 
 
 def test_drafts_of_or_by_models_whose_states_cannot_be_taken_back(

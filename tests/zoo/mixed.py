@@ -112,7 +112,7 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
 
 
 def _plural(media: Iterable[str]) -> str:
-    return " and ".join(sorted({PLURALS[kind] for kind in media}))
+    return ", ".join(sorted({PLURALS[kind] for kind in media}))
 
 
 def options(spec: MediaSpec) -> dict[str, Any]:

@@ -19,22 +19,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.zoo import judge, kinds, run
+from tests.zoo import judge, kinds, mixed, run
 from tests.zoo.build import Spec, build
+from tests.zoo.media import MediaSpec
 from tests.zoo.run import Answer, Failed, Round, forked, generate
 
 SECONDS = 120  # for one engine
 FAILS, DIFFERS = "fails", "differs"  # an exception that is no refusal, other tokens than without
-# The same requests again and again: prefix cache, replay.
-ROUNDS = [
-    Round(
-        tuple(
-            tuple((7 * i * i + n) % 200 + 5 for i in range(length))
-            for n, length in enumerate((3, 40, 150))
-        ),
-        (("max_tokens", 8),),
-    )
-] * 3
+TEXTS = tuple(
+    tuple((7 * i * i + n) % 200 + 5 for i in range(length)) for n, length in enumerate((3, 40, 150))
+)
 
 # Fields that say which model, and those of which any other value asks for other words.
 LEFT_OUT = re.compile(r"model|model_weights|hf_config_path|tokenizer|runner|convert|seed")
@@ -55,6 +49,7 @@ NAMED: dict[str, list[Any]] = {
     "max_model_len": [200],
     "gpu_memory_utilization": [0.3],
     "attention_backend": ["FLASH_ATTN", "TRITON_ATTN", "CPU_ATTN", "FLEX_ATTENTION", "TORCH_SDPA"],
+    "mm_encoder_attn_backend": ["FLASH_ATTN", "TRITON_ATTN", "TORCH_SDPA", "FLASHINFER"],
     "model_impl": ["vllm", "transformers"],
     "generation_config": ["vllm"],
     "config_format": ["hf"],
@@ -146,9 +141,13 @@ def _of_variable(name: str) -> list[str]:
     return ["1"] if value is None else []
 
 
-def _asked(folder: Path, setting: Setting | None) -> list[list[Answer]]:
+def _asked(spec: Spec, folder: Path, setting: Setting | None) -> list[list[Answer]]:
     """Runs in a process of its own."""
+    asked: tuple[Any, ...] = TEXTS
     options: dict[str, Any] = {"max_model_len": 256, "dtype": "float32", "device": "cpu"}
+    if isinstance(spec, MediaSpec):
+        asked = (*spec.cases, *spec.more)
+        options |= {"max_model_len": 512, **mixed.own_options(spec)}
     if setting and setting.path[0].isupper():
         os.environ[setting.path[0]] = setting.value
     elif setting:
@@ -156,17 +155,26 @@ def _asked(folder: Path, setting: Setting | None) -> list[list[Answer]]:
         for name in reversed(setting.path[1:]):
             value = {name: value}
         options[setting.path[0]] = value
-    return generate(folder, options, ROUNDS)
+    again = [Round(asked, (("max_tokens", 8),))] * 3  # for prefix cache and replay
+    return generate(folder, options, again)
+
+
+def _make(spec: Spec, folder: Path) -> None:
+    if isinstance(spec, MediaSpec):
+        spec.processor(folder)
+    build(spec, folder)
 
 
 def _tokens(answers: list[list[Answer]]) -> list[tuple[int, ...]]:
     return [answer.tokens for round_ in answers for answer in round_]
 
 
-def examine(folder: Path, setting: Setting, wanted: list[tuple[int, ...]]) -> tuple[str, str]:
+def examine(
+    spec: Spec, folder: Path, setting: Setting, wanted: list[tuple[int, ...]]
+) -> tuple[str, str]:
     """State and words of the model in ``folder`` with it; ``wanted``: the tokens without."""
     try:
-        found = forked(_asked, folder, setting, seconds=SECONDS)
+        found = forked(_asked, spec, folder, setting, seconds=SECONDS)
     except Failed as failed:
         words = " ".join(failed.message.split())
         if failed.kind in {"ConfigError", "ValidationError"}:
@@ -180,16 +188,16 @@ def examine_all(spec: Spec, only: str) -> Iterator[tuple[str, str, str, str]]:
     it, a regular expression."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        forked(build, spec, folder)
-        wanted = _tokens(forked(_asked, folder, None))
+        forked(_make, spec, folder)
+        wanted = _tokens(forked(_asked, spec, folder, None))
         for setting in settings():
             if re.search(only, setting.name):
-                yield spec.name, setting.name, *examine(folder, setting, wanted)
+                yield spec.name, setting.name, *examine(spec, folder, setting, wanted)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.options", description=__doc__)
-    parser.add_argument("names", nargs="+", help="architectures of text models")
+    parser.add_argument("names", nargs="+", help="architectures")
     parser.add_argument("--only", default="", help="a regular expression for settings")
     arguments = parser.parse_args()
     run.prepare()
