@@ -98,6 +98,7 @@ SPECS = (
         },
         processor=tile_processors.minicpmv4_7,
         cases=shown("<|image_pad|>", PICTURES),
+        # An answer to the third has a video's token, which transformers would read as one.
         more=beside("<|video_pad|>", VIDEOS[:2], "<|image_pad|>"),
         chunk=96,
         needs=TORCHVISION,
