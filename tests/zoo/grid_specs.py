@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.zoo import processors
 from tests.zoo.delta_specs import GATED_DELTA
-from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Sound, beside, shown
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Shown, Sound, beside, shown
 from tests.zoo.mended import behind_all
 from tests.zoo.processors import FIRST, SIDE
 
@@ -82,9 +82,18 @@ OMNI_IDS = {
     "audio_end_token_id": FIRST + 6,
 }
 OMNI_SOUND_MARK = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+# A video's frames and its sound in turns; it has no mark of its own.
+HEARD = Shown(
+    (QWEN_VIDEO_MARK, ""),
+    "What is it?",
+    (VIDEOS[1], Sound(24000, 2)),
+    "Answer.",
+    (("use_audio_in_video", True),),
+)
 OMNI_MORE = (
     *beside(QWEN_VIDEO_MARK, (replace(VIDEOS[0], frames=5), VIDEOS[1]), QWEN_MARK),
     *beside(OMNI_SOUND_MARK, (Sound(32000, 2), Sound(48000, 3)), QWEN_MARK),
+    HEARD,
 )
 OMNI_AUDIO = {
     "d_model": 64,
@@ -253,7 +262,7 @@ SPECS = (
         cases=shown(QWEN_MARK, PICTURES),
         more=OMNI_MORE,
         needs=TORCHVISION,
-        note="its answers are text; videos without their sound",
+        note="its answers are text",
     ),
     MediaSpec(
         "Qwen2_5_VLForConditionalGeneration",
@@ -304,7 +313,7 @@ SPECS = (
         cases=shown(QWEN_MARK, PICTURES),
         more=OMNI_MORE,
         needs=TORCHVISION,
-        note="its answers are text; videos without their sound; compared with sounds of whole "
+        note="its answers are text; compared with sounds of whole "
         "frames of 10 ms, as the host completes the last one",
     ),
     MediaSpec(

@@ -109,12 +109,14 @@ TORCHVISION = ("torchvision",)  # what most models need for images
 
 @dataclass(frozen=True)
 class Shown:
-    """A text, media, a text; ``marks``: what stands for each medium in between."""
+    """A text, media, a text; ``marks``: what stands for each medium in between; ``options``: of
+    the processor on both sides, and of ``transformers``' model."""
 
     marks: tuple[str, ...]
     before: str
     media: tuple[Medium, ...]
     after: str
+    options: tuple[tuple[str, Any], ...] = ()
     ids: ClassVar[str] = "input_ids"
 
     def __len__(self) -> int:
@@ -126,7 +128,8 @@ class Shown:
 
     def request(self) -> dict[str, Any]:
         """For the host."""
-        return {"prompt": self.text, **_data(self.media)}
+        options = {"mm_processor_kwargs": dict(self.options)} if self.options else {}
+        return {"prompt": self.text, **_data(self.media), **options}
 
     def inputs(self, processor: Any) -> dict[str, Any]:
         """For ``transformers``' model, made by its processor."""
@@ -138,9 +141,10 @@ class Shown:
         if "videos" in given:
             given["video_metadata"] = [m.metadata for m in self.media if isinstance(m, Video)]
             given["do_sample_frames"] = False
-        inputs = dict(processor(text=self.text, return_tensors="pt", **given))
+        options = dict(self.options)
+        inputs = dict(processor(text=self.text, return_tensors="pt", **given, **options))
         inputs.pop("labels", None)
-        return inputs
+        return {**inputs, **options}
 
 
 def _data(media: Sequence[Medium]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Reference(torch.nn.Module):
         """``ids``: the case's tokens and what follows them."""
         dtype = next(self.model.parameters()).dtype
         given = {
-            name: value.to(dtype) if value.is_floating_point() else value
+            name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() else value
             for name, value in self.inputs.items()
         }
         longer = ids.shape[1] - given[self.case.ids].shape[1]
