@@ -123,7 +123,10 @@ def options(spec: MediaSpec) -> dict[str, Any]:
 def own_options(spec: MediaSpec) -> dict[str, Any]:
     """The same without that; as many media in a prompt as the cases have."""
     media = [[medium.kind for medium in case.media] for case in (*spec.cases, *spec.more)]
-    limits = {kind: max(some.count(kind) for some in media) for kind in ("image", "audio", "video")}
+    limits = {
+        kind: max((some.count(kind) for some in media), default=0)
+        for kind in ("image", "audio", "video")
+    }
     limited = ONE_SOUND if spec.fixed else {"limit_mm_per_prompt": limits}
     return {"skip_tokenizer_init": False, **limited, **spec.options}
 
