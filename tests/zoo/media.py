@@ -350,6 +350,11 @@ class MediaSpec(Spec):
         return super().cached and not self.fixed
 
     @property
+    def requests(self) -> tuple[Case, ...]:
+        """All of them."""
+        return (*self.cases, *self.more)
+
+    @property
     def media(self) -> set[str]:
         """The kinds that its requests have."""
-        return kinds((*self.cases, *self.more))
+        return kinds(self.requests)

@@ -84,7 +84,7 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
     processor = spec.processor(folder)
     model = build(spec, folder)
     sent = [*rounds(spec.cases), *_more_rounds(spec)]
-    cases = (*spec.cases, *spec.more)
+    cases = spec.requests
     scored = [Round((case,), SCORED) for case in cases if case not in spec.cases[3:]]
     try:
         answers = {
@@ -122,7 +122,7 @@ def options(spec: MediaSpec) -> dict[str, Any]:
 
 def own_options(spec: MediaSpec) -> dict[str, Any]:
     """The same without that; as many media in a prompt as the cases have."""
-    media = [[medium.kind for medium in case.media] for case in (*spec.cases, *spec.more)]
+    media = [[medium.kind for medium in case.media] for case in spec.requests]
     limits = {
         kind: max((some.count(kind) for some in media), default=0)
         for kind in ("image", "audio", "video")
@@ -150,7 +150,7 @@ def _more_rounds(spec: MediaSpec) -> list[Round]:
     if not spec.more:
         return []
     alone = [(case,) for case in spec.more]
-    sent = [*alone, spec.more, (*spec.cases, *spec.more), spec.more, *alone]
+    sent = [*alone, spec.more, spec.requests, spec.more, *alone]
     return [Round(asked, GREEDY) for asked in sent]
 
 

@@ -146,7 +146,7 @@ def _asked(spec: Spec, folder: Path, setting: Setting | None) -> list[list[Answe
     asked: tuple[Any, ...] = TEXTS
     options: dict[str, Any] = {"max_model_len": 256, "dtype": "float32", "device": "cpu"}
     if isinstance(spec, MediaSpec):
-        asked = (*spec.cases, *spec.more)
+        asked = spec.requests
         options |= {"max_model_len": 512, **mixed.own_options(spec)}
     if setting and setting.path[0].isupper():
         os.environ[setting.path[0]] = setting.value
