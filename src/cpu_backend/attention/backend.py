@@ -31,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
     KVQuantMode,
 )
 
-from cpu_backend.attention import kv_dtypes, whole_prompts
+from cpu_backend.attention import encoder, kv_dtypes, whole_prompts
 from cpu_backend.attention.spans import Pieces, cut
 from cpu_backend.errors import ConfigError
 
@@ -247,20 +247,11 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
     def _encoder_pages(
         self, common: CommonAttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Pages for one step: encoder-only models keep no cache, the kernel wants one.
-
-        Every request has pages of its own, one behind the other, so all its slots are as far from
-        its tokens' places in the batch as the first one is.
-        """
-        block_size = self.spec.block_size
-        pages = (common.seq_lens + block_size - 1) // block_size
-        first = torch.cumsum(pages, 0) - pages
-        block_table = first[:, None] + torch.arange(int(pages.max()))
-        starts = common.query_start_loc
-        shift = (first * block_size - starts[:-1]).repeat_interleave(starts.diff())
-        slot_mapping = torch.arange(len(shift)) + shift
-        shape = (int(pages.sum()), self.spec.num_kv_heads, block_size, 2 * self.spec.head_size)
-        return block_table.to(torch.int32), slot_mapping, torch.zeros(shape, dtype=self.dtype)
+        """Pages for one step: encoder-only models keep no cache, the kernel wants one."""
+        block_size, starts = self.spec.block_size, common.query_start_loc[:-1]
+        block_table, slots, pages = encoder.places(starts, common.seq_lens, block_size)
+        shape = (pages, self.spec.num_kv_heads, block_size, 2 * self.spec.head_size)
+        return block_table, slots, torch.zeros(shape, dtype=self.dtype)
 
 
 def parts(

@@ -21,6 +21,7 @@ def register(module: Any) -> None:
     for name, cls in (
         ("RMSNorm", norm.CpuRMSNorm),
         ("GemmaRMSNorm", norm.CpuGemmaRMSNorm),
+        ("LayerNorm", norm.CpuHostLayerNorm),
         ("RMSNormGated", norm.CpuRMSNormGated),
         ("FusedRMSNormGated", norm.CpuFusedRMSNormGated),
         ("Mixer2RMSNormGated", norm.CpuMixer2RMSNormGated),

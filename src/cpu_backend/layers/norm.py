@@ -10,6 +10,7 @@ from cpu_backend import ops
 from cpu_backend.host.bases import (
     FusedRMSNormGated,
     GemmaRMSNorm,
+    LayerNorm,
     Mixer2RMSNormGated,
     RMSNorm,
     RMSNormGated,
@@ -97,6 +98,16 @@ class CpuMixer2RMSNormGated(Mixer2RMSNormGated):
             gate_first=True,
             act="silu",
         ).flatten(-2)
+
+
+class CpuHostLayerNorm(LayerNorm):
+    """The host's layer norm, of many models since 0.32."""
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden]"""
+        if self.weight is not None and self.weight.dtype != x.dtype:
+            return self.forward_native(x)
+        return ops.layer_norm(x, None, self.weight, self.bias, self.eps)
 
 
 class CpuLayerNorm(torch.nn.LayerNorm):

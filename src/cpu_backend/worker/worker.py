@@ -23,7 +23,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from cpu_backend import host, info, ops, speculation
 from cpu_backend.errors import ConfigError
-from cpu_backend.host import source
+from cpu_backend.host import source, tower_attention
 from cpu_backend.layers import linear, norm
 from cpu_backend.platform import WEIGHTS_ARE_PACKED, local_layout
 from cpu_backend.runtime import memory, threads
@@ -86,6 +86,7 @@ class CPUWorker(Worker):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Load, and see to modules that are not the host's layers, which see to themselves."""
+        tower_attention.take_sdpa()
         super().load_model(load_dummy_weights=load_dummy_weights)
         model = self.model_runner.get_model()
         linear.pack_plain(model)
