@@ -36,8 +36,13 @@ def start_runner(
     )
 
 
-def start_vllm(stack: ExitStack, python: Path, log: Path, *, wall: bool) -> Runner:
-    """This project, or vLLM's own CPU build where ``python`` is another interpreter."""
+def start_vllm(
+    stack: ExitStack, python: Path, log: Path, *, wall: bool, packages: Path | None = None
+) -> Runner:
+    """This project, or vLLM's own CPU build where ``python`` is another interpreter.
+
+    packages: a folder of more than its environment has.
+    """
     environ = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -47,6 +52,8 @@ def start_vllm(stack: ExitStack, python: Path, log: Path, *, wall: bool) -> Runn
     }
     if python != OURS:
         environ["VLLM_PLUGINS"] = ""
+    if packages is not None:
+        environ["PYTHONPATH"] = str(packages)
     return start_runner(stack, python, "vllm_engine.py", log, environ, wall=wall)
 
 

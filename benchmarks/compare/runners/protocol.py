@@ -158,6 +158,20 @@ class Bench:
             raise ValueError(f"{texts} texts gave {len(vectors)} vectors")
         return texts * tokens / seconds
 
+    def picture(self, rows: int, columns: int) -> float:
+        """Seconds of a request with a picture of noise, one token out."""
+        return self.seconds_until_seen("image", rows, columns)
+
+    def sound(self, seconds: int) -> float:
+        """Seconds of a request with so many seconds of noise, one token out."""
+        return self.seconds_until_seen("audio", seconds)
+
+    def seconds_until_seen(self, medium: str, *sizes: int) -> float:
+        noise = self.engine.noise(medium, *sizes)
+        begin = self.clock()
+        self.engine.see(noise)
+        return self.clock() - begin
+
     def prompts(self, requests: int, inputs: int) -> list[list[int]]:
         # Neither the special tokens at the beginning of vocabularies nor those at the end.
         last = min(self.vocab_size, 40000) - 1

