@@ -144,6 +144,7 @@ class CpuBackendPlatform(CpuPlatform):
             providers.check(vllm_config.model_config.quantization)
             kv_dtypes.check(cache_dtype, vllm_config.model_config.dtype)
             _set_tower_dtype(vllm_config.model_config)
+            _set_media_cache(vllm_config.model_config.multimodal_config)
         _set_block_size(vllm_config)
         _set_state_dtype(vllm_config)
         _set_executor(vllm_config)
@@ -169,6 +170,14 @@ def _set_tower_dtype(model: Any) -> None:
     for part in vars(model.hf_config).values():
         if isinstance(part, PretrainedConfig):
             part.dtype = model.dtype
+
+
+def _set_media_cache(media: Any) -> None:
+    """Of processed media, where the host's default, 4 GiB, is too much for the machine; the same
+    number given by the user looks like it.  media: the host's MultiModalConfig, or None."""
+    if media is not None and media.mm_processor_cache_gb == type(media).mm_processor_cache_gb:
+        share = memory.media_cache_gib(memory.read_memory_status())
+        media.mm_processor_cache_gb = min(media.mm_processor_cache_gb, share)
 
 
 def _refuse_missing_features(config: VllmConfig) -> None:

@@ -7,6 +7,7 @@ import pytest
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.memory import (
     MemoryStatus,
+    media_cache_gib,
     parse_kvcache_space,
     plan_kv_bytes,
     read_memory_status,
@@ -170,3 +171,8 @@ def test_nothing_left_is_an_error_not_a_zero() -> None:
         plan_kv_bytes(None, machine_with(8, 0))
     with pytest.raises(ConfigError, match=r"utilization 0.2 less the 4.00 GiB"):
         plan_kv_bytes(None, machine_with(16, 12), 0.2, used_bytes=4 * GIB)
+
+
+def test_processed_media_get_a_small_share() -> None:
+    assert media_cache_gib(machine_with(8, 1)) == 0.5
+    assert media_cache_gib(machine_with(24, 20)) == 1.5

@@ -143,6 +143,11 @@ def plan_kv_bytes(
     return KvBudget(caps[cap], f"KV cache {_gib(caps[cap])}: {cap}; {state}.")
 
 
+def media_cache_gib(status: MemoryStatus) -> float:
+    """What processed pictures and sounds may take, where the user does not say: 1/16 of all."""
+    return round(status.total / GIB / 16, 2)
+
+
 def safety_margin(status: MemoryStatus) -> int:
     """Bytes that the automatic size leaves free."""
     wanted = max(MARGIN_MIN_BYTES, int(status.total * MARGIN_OF_TOTAL))

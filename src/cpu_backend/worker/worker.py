@@ -31,6 +31,7 @@ from cpu_backend.runtime.machines import Heartbeat
 from cpu_backend.runtime.pages import LazyZeros, give_back
 from cpu_backend.runtime.plan import Machine
 from cpu_backend.runtime.sysfs import format_cpu_list
+from cpu_backend.worker.media_memory import media_bytes
 from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
@@ -94,18 +95,26 @@ class CPUWorker(Worker):
 
     def determine_available_memory(self) -> int:
         """Bytes of KV cache: as asked, or what cgroup and NUMA node leave beside the weights."""
+        ranks = local_layout(self.vllm_config).ranks
         status = memory.read_memory_status(
             self.plan.memory_nodes,
-            local_ranks=local_layout(self.vllm_config).ranks,
+            local_ranks=ranks,
             node_ranks=self.plan.node_ranks,
         )
+        runner = self.model_runner
+        media = media_bytes(self.vllm_config, runner.mm_budget, runner.get_model(), ranks)
+        beside = min(media.total, status.available // 2)
+        if media.total > beside:
+            logger.warning("cpu_backend: %s: more than is left, it may be killed.", media)
+        elif media.total:
+            logger.info("cpu_backend: %s.", media)
         budget = memory.plan_kv_bytes(
             self.cache_config.kv_cache_memory_bytes,
             status,
             self._chosen_utilization(),
             used_bytes=psutil.Process().memory_info().rss,
             useful_bytes=self._useful_kv_bytes(),
-            step_bytes=self._step_bytes(),
+            step_bytes=self._step_bytes() + beside,
         )
         self.kv_explanation = budget.explanation
         return budget.bytes
