@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import os
@@ -26,6 +27,7 @@ from cpu_backend.runtime.layout import Layout, advise
 from cpu_backend.runtime.machines import use_network_towards
 from cpu_backend.runtime.plan import Machine
 from cpu_backend.runtime.reservations import Reservations
+from cpu_backend.serving import heartbeat
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -398,6 +400,22 @@ def _set_environment(config: VllmConfig) -> None:
     # in the processes to come as well: tracing takes seconds, and cannot happen in a recorded step.
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     torch._dynamo.config.disable = True
+    # A step of a large model's prompts, or with a large picture, may take longer than the 300 s for
+    # which the host waits for ranks in other processes; when one ends it sees that by itself.
+    hung = int(heartbeat.STEP_FACTOR * envs.health_seconds())
+    os.environ.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", str(hung))
     os.environ["LOCAL_WORLD_SIZE"] = str(config.parallel_config.tensor_parallel_size)
     # A thread pool in the server's process would not survive the fork and has nothing to do.
     torch.set_num_threads(1)
+    _end_idle_threads()
+
+
+def _end_idle_threads() -> None:
+    """Of torch's OpenMP, which a program has started that used torch before: an engine forked from
+    it would wait for threads that it does not have.  Where the runtime has no such function
+    (OpenMP 5.0, 2.6.2) it sees to forks itself."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"))
+        library.omp_pause_resource_all(1)  # omp_pause_soft: they come back when there is work
+    except (OSError, AttributeError):
+        return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,18 @@ def test_compiling_is_off_and_steps_are_recorded(
     config = _configure(model_path, compilation_config={"mode": 3})
     assert config.compilation_config.mode == 0
     assert "--compilation-config.mode VLLM_COMPILE changes nothing: steps are rec" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", "1800"), ("7", "7")])
+def test_ranks_may_take_as_long_for_a_step_as_health_allows(
+    given: str, expected: str, model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+    monkeypatch.setenv(name, given)
+    if not given:
+        monkeypatch.delenv(name)
+    _configure(model_path)
+    assert os.environ[name] == expected
 
 
 def test_profilers_of_a_gpu(model_path: str) -> None:
