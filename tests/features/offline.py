@@ -15,10 +15,7 @@ _engine: Any = None  # in the process of the engine
 
 
 class Offline:
-    """``Offline(...).generate(...)`` is ``LLM(...).generate(...)`` in a fresh process.
-
-    This process may have started threads, which an engine forked from it would miss.
-    """
+    """``Offline(...).generate(...)`` is ``LLM(...).generate(...)`` in a fresh process."""
 
     def __init__(self, model: str, **options: Any) -> None:
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))

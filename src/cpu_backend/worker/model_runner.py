@@ -34,6 +34,8 @@ from cpu_backend.worker.step_replay import State, StepReplay, distinct
 
 logger = init_logger("vllm.cpu_backend")
 
+SLOW_SECONDS = 30  # of encoding media, from which on a line says what would be faster
+
 
 class CPUModelRunner(HostCPUModelRunner):
     """The host's GPUModelRunner, by way of its thin CPU subclass, which replaces device buffers
@@ -199,13 +201,22 @@ class CPUModelRunner(HostCPUModelRunner):
         up to the longest: what fills them would be computed too, and bits depend on it."""
         scheduled = scheduler_output.scheduled_encoder_inputs
         media = [(request, number) for request in scheduled for number in scheduled[request]]
-        if all(self.requests[i].mm_features[number].modality != "audio" for i, number in media):
-            return super()._execute_mm_encoder(scheduler_output)
-        outputs = []
-        for request, number in media:
-            alone = copy.copy(scheduler_output)
-            alone.scheduled_encoder_inputs = {request: [number]}
-            outputs += super()._execute_mm_encoder(alone)
+        steps = [scheduled]
+        if any(self.requests[i].mm_features[number].modality == "audio" for i, number in media):
+            steps = [{request: [number]} for request, number in media]
+        outputs, begin = [], time.perf_counter()
+        for step in steps:
+            part = copy.copy(scheduler_output)
+            part.scheduled_encoder_inputs = step
+            outputs += super()._execute_mm_encoder(part)
+        if (seconds := time.perf_counter() - begin) > SLOW_SECONDS:
+            logger.warning_once(
+                "cpu_backend: encoding media of %d tokens took %.0f s, in which no request went "
+                "on: smaller pictures and shorter videos take less (--mm-processor-kwargs may "
+                "limit them, max_pixels for Qwen-VL).",
+                sum(len(output) for output in outputs),
+                seconds,
+            )
         return outputs
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
