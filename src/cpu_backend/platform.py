@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import math
 import os
@@ -407,15 +406,3 @@ def _set_environment(config: VllmConfig) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(config.parallel_config.tensor_parallel_size)
     # A thread pool in the server's process would not survive the fork and has nothing to do.
     torch.set_num_threads(1)
-    _end_idle_threads()
-
-
-def _end_idle_threads() -> None:
-    """Of torch's OpenMP, which a program has started that used torch before: an engine forked from
-    it would wait for threads that it does not have.  Where the runtime has no such function
-    (OpenMP 5.0, 2.6.2) it sees to forks itself."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"))
-        library.omp_pause_resource_all(1)  # omp_pause_soft: they come back when there is work
-    except (OSError, AttributeError):
-        return

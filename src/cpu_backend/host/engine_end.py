@@ -1,9 +1,11 @@
 """How a running engine ended: the server says it, and fails with it.
 
 What: the thread that waits for engines notes how the first one ended; requests, LLM, and the server
-    when it exits, fail with that sentence.  An engine that was asked to stop has not died.
+    when it exits, fail with that sentence.  An engine that was asked to stop has not died.  One of
+    a process of multiprocessing stops with it.
 Why: the host exits with 0 when its engine was killed, and logs an EngineDeadError with its
-    traceback at most stops and for every request that waits.  LLM waits for ever.
+    traceback at most stops and for every request that waits.  LLM waits for ever, and a process of
+    multiprocessing that has not let go of its LLM does at its end.
 Since: 0.32
 Until: it fails with its engine and logs no death at a stop.
 """
@@ -13,7 +15,9 @@ from __future__ import annotations
 import functools
 import logging
 import queue
-from multiprocessing import connection
+import sys
+import weakref
+from multiprocessing import connection, util
 from typing import Any
 
 from cpu_backend import envs
@@ -57,6 +61,23 @@ def wake(original: Any) -> Any:
     return shutdown
 
 
+@patch("vllm.v1.engine.core_client", "MPClient.__init__(self, ...)")
+def stop_before_it_is_waited_for(original: Any) -> Any:
+    """multiprocessing joins the children of a process that it has started itself, and runs nothing
+    of what is registered for its end but this."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        util.Finalize(None, _shut_down, args=(weakref.ref(self),), exitpriority=0)
+
+    return __init__
+
+
+def _shut_down(client: weakref.ref[Any]) -> None:
+    if (alive := client()) is not None:
+        alive.shutdown()
+
+
 def _tell_requests(said: str) -> None:
     """Requests that wait for the engine fail with the sentence."""
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -93,11 +114,14 @@ def _how(client: Any) -> str:
 
 @patch("vllm.v1.engine.async_llm", "AsyncLLM.shutdown(self, ...)")
 def stop(original: Any) -> Any:
-    """Note that the server was asked to."""
+    """Note that the server was asked to.  Not while Python ends, when the host's __del__ would find
+    its modules emptied."""
+    is_finalizing = sys.is_finalizing
 
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
         self._was_stopped = True
-        original(self, *args, **kwargs)
+        if not is_finalizing():
+            original(self, *args, **kwargs)
 
     return shutdown
 
