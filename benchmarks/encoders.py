@@ -29,7 +29,7 @@ from benchmarks.compare.environments import Environments, SetupError
 from benchmarks.compare.process import Runner, RunnerError
 from benchmarks.turns import (
     OURS,
-    named_python,
+    add_options,
     start_probe,
     start_runner,
     start_vllm,
@@ -203,12 +203,7 @@ def main() -> None:
     )
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--wall", action="store_true", help="all cores and the clock")
-    parser.add_argument("--cache", type=Path, default=Path("~/.cache/cpu_backend/peers"))
-    parser.add_argument(
-        "--python", action="append", default=[], type=named_python, metavar="ENVIRONMENT=PYTHON"
-    )
+    add_options(parser)
     options = parser.parse_args()
     if unknown := set(options.shapes) - set(SHAPES):
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(SHAPES)}")

@@ -40,6 +40,7 @@ from benchmarks.compare.models import CONVERT
 from benchmarks.compare.process import Runner, RunnerError
 from benchmarks.turns import (
     OURS,
+    add_options,
     named_python,
     start_probe,
     start_runner,
@@ -443,13 +444,8 @@ def main() -> None:
     parser.add_argument(
         "--llama-cpp", action="extend", nargs="+", default=[], choices=("BF16", "F16", "F32")
     )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--wall", action="store_true", help="all cores and the clock")
     parser.add_argument("--check", action="store_true", help="compare tokens with llama.cpp")
-    parser.add_argument("--cache", type=Path, default=Path("~/.cache/cpu_backend/peers"))
-    parser.add_argument(
-        "--python", action="append", default=[], type=named_python, metavar="ENVIRONMENT=PATH"
-    )
+    add_options(parser)
     options = parser.parse_args()
     if unknown := set(options.models) - set(MODELS):
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(MODELS)}")

@@ -109,6 +109,16 @@ def summary(values: list[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How often, on what, and with which environments of other engines."""
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--wall", action="store_true", help="all cores and the clock")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/cpu_backend/peers"))
+    parser.add_argument(
+        "--python", action="append", default=[], type=named_python, metavar="ENVIRONMENT=PYTHON"
+    )
+
+
 def named_python(text: str) -> tuple[str, Path]:
     """For argparse: "NAME=PYTHON"."""
     name, _, path = text.partition("=")

@@ -10,10 +10,9 @@ import torch
 from torch.nn.functional import pad
 
 # Tokens of a page at most.  Longer pages read the queries less often, up to what L1 keeps of the
-# scores: 24 to 32 rows of them.  16 heads of 80, 4,096 patches, bf16, Zen 4: pages of 32 took 1.3
-# times as long, those of 64 1.15 times.
+# scores: 24 to 32 rows of them.  Shorter ones were slower (32 and 64 tokens, Zen 4).
 LONGEST_PAGE = 256
-# In fp32 torch's own takes as long with AVX-512, and up to a tenth less with AVX2.
+# In fp32 torch's own was as fast with AVX-512, and faster with AVX2.
 DTYPES = (torch.bfloat16, torch.float16)
 MULTIPLE = 16  # channels of a head and tokens of a page, which the kernel takes multiples of
 

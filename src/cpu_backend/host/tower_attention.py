@@ -1,7 +1,7 @@
 """Towers of images and sounds attend on this backend's kernel.
 
 What: ``MMEncoderAttention.forward_cpu``; for towers of ``transformers``, what it calls sdpa.
-Why: torch's attention takes twice as long in bf16 (Zen 4), and four times where it has a mask.
+Why: torch's attention takes longer in 16 bits, most where it has a mask (benchmarks/towers.py).
 Since: 0.32
 Until: never.
 """
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from cpu_backend.host.seam import When, patch
+
+MORE = ("position_bias", "cache")  # of transformers' sdpa, which is left to it
 
 
 @patch(
@@ -84,7 +86,7 @@ def take_sdpa() -> None:
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         is_causal = is_causal and queries > 1 and attention_mask is None
-        more = dropout or any(value is not None for value in map(kwargs.get, MORE))
+        more = dropout or any(kwargs.get(name) is not None for name in MORE)
         if seen is None or is_causal or more or not encoder.takes(query, key, value):
             out, _ = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
@@ -102,6 +104,3 @@ def take_sdpa() -> None:
         return out.view(batch, queries, heads, size), None
 
     AttentionInterface.register("sdpa", sdpa)
-
-
-MORE = ("position_bias", "cache")  # of sdpa
