@@ -27,6 +27,9 @@ CPU_BACKEND_INLINE Vec activate(Vec x) {
     return x * (sizeof(T) == 2 ? sigmoid_for_16_bits(twice) : sigmoid(twice));
   } else if constexpr (kKind == Activation::kSigmoid) {
     return sigmoid(x);
+  } else if constexpr (kKind == Activation::kRelu2) {
+    const Vec positive = max(broadcast(0.0f), x);  // in this order NaN stays
+    return positive * positive;
   } else if constexpr (sizeof(T) == 2) {
     return x * sigmoid_for_16_bits(1.702f * x);
   } else {
@@ -77,6 +80,8 @@ void activation(const ActivationArgs& args, Slice rows) {
       return activation_rows<T, Activation::kGeluQuick>(args, rows);
     case Activation::kSigmoid:
       return activation_rows<T, Activation::kSigmoid>(args, rows);
+    case Activation::kRelu2:
+      return activation_rows<T, Activation::kRelu2>(args, rows);
     case Activation::kSwigluOai:
       return activation_rows<T, Activation::kSwigluOai>(args, rows);
     case Activation::kSwigluStep:

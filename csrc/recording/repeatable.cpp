@@ -15,6 +15,7 @@ constexpr Repeatable kOwn[] = {
     {"_C::gelu_fast", "out"},
     {"_C::gelu_tanh", "out"},
     {"_C::gelu_quick", "out"},
+    {"_C::relu_squared", "out"},
     {"_C::rms_norm", "out"},
     {"_C::fused_add_rms_norm"},
     {"_C::rotary_embedding"},

@@ -1,5 +1,5 @@
-// A mixture of experts: each token's rows through the gated feed-forward networks that the router
-// chose for it (Shazeer et al. 2017), with packed weights of any kind.
+// A mixture of experts: each token's rows through the feed-forward networks, gated or not, that the
+// router chose for it (Shazeer et al. 2017), with packed weights of any kind.
 //
 // Rows are sorted by expert, so that a weight comes from memory once for all of its rows, and the
 // products of all experts are one loop.  What depends on the router's choice is computed inside of
@@ -116,6 +116,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
                     " gate and up projections do not fit ", down.size(), " down projections.");
   const Rows in = rows_of(x, "input");
   const int64_t intermediate = packed_linear(down[0]).k;
+  const int parts = packed_linear(gate_up[0]).n == intermediate ? 1 : 2;  // 1: no gate
   const int64_t top_k = topk_ids.size(-1);
   const int64_t tokens = in.count;
   const int64_t pairs = tokens * top_k;
@@ -133,13 +134,18 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   mixture->element_bytes = x.element_size();
   ExpertProducts& first = mixture->gate_up;
   ExpertProducts& second = mixture->down;
-  first.weights = weights_of(gate_up, 2 * intermediate, in.size, x, "the gate and up projection");
+  first.weights = weights_of(gate_up, parts * intermediate, in.size, x,
+                             parts == 2 ? "the gate and up projection" : "the up projection");
   second.weights = weights_of(down, in.size, intermediate, x, "the down projection");
   first.set_bias(gate_up_bias, x);
   second.set_bias(down_bias, x);
 
   for (const PackedLinear* weight : first.weights)
-    TORCH_CHECK_VALUE(weight->parts == 2, "gate and up projections must be packed in 2 parts.");
+    TORCH_CHECK_VALUE(weight->parts == parts, parts == 2
+                          ? "gate and up projections must be packed in 2 parts."
+                          : "an up projection without a gate must be packed in 1 part.");
+  TORCH_CHECK_VALUE(parts == 2 || !needs_gate(kind), activation_name,
+                    " takes a gate, which these experts have not.");
   const auto buffer = [&](int64_t row_bytes) { return at::empty({pairs, row_bytes}, at::kByte); };
   const bool quantized_down = second.weights[0]->quantized != nullptr;
   const int64_t hidden_stride = padded_depth(intermediate);
@@ -154,7 +160,8 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   first.common.rows = rows.data_ptr();
   first.common.epilogue.c = hidden.data_ptr();
   first.common.epilogue.c_stride = hidden_stride;
-  first.common.epilogue.gated = true;
+  first.common.epilogue.gated = parts == 2;
+  first.common.epilogue.activated = parts == 1;
   first.common.epilogue.activation = kind;
   second.common.rows = down_rows.data_ptr();
   second.common.epilogue.c = results.data_ptr();

@@ -71,6 +71,7 @@ TORCH_LIBRARY_FRAGMENT(_C, m) {
   define(m, "gelu_tanh(Tensor! out, Tensor input) -> ()", activation_op<A::kGeluTanh, Gate::kNone>);
   define(m, "gelu_quick(Tensor! out, Tensor input) -> ()",
          activation_op<A::kGeluQuick, Gate::kNone>);
+  define(m, "relu_squared(Tensor! out, Tensor input) -> ()", activation_op<A::kRelu2, Gate::kNone>);
 
   define(m, "rms_norm(Tensor! out, Tensor input, Tensor? weight, float epsilon) -> ()", rms_norm);
   define(m,

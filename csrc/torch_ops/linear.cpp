@@ -158,9 +158,8 @@ void linear_act(at::Tensor& out, const at::Tensor& x, int64_t handle,
   GemmEpilogue epilogue{};
   epilogue.activated = true;
   epilogue.activation = activation_named(activation);
-  TORCH_CHECK_VALUE(epilogue.activation != Activation::kSwigluOai &&
-                        epilogue.activation != Activation::kSwigluStep,
-                    activation, " takes a gate and a projection: call linear_act_and_mul.");
+  TORCH_CHECK_VALUE(!needs_gate(epilogue.activation), activation,
+                    " takes a gate and a projection: call linear_act_and_mul.");
   run_linear(packed_linear(handle), token_rows(x), bias, epilogue, out);
 }
 

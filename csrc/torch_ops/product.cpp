@@ -107,11 +107,12 @@ Activation activation_named(c10::string_view name) {
   if (name == "gelu") return Activation::kGelu;
   if (name == "gelu_tanh") return Activation::kGeluTanh;
   if (name == "gelu_quick") return Activation::kGeluQuick;
+  if (name == "relu2") return Activation::kRelu2;
   if (name == "swigluoai") return Activation::kSwigluOai;
   if (name == "swiglustep") return Activation::kSwigluStep;
   TORCH_CHECK_VALUE(
       false, "activation '", name,
-      "' is unknown: silu, gelu, gelu_tanh, gelu_quick, swigluoai and swiglustep are known.");
+      "' is unknown: silu, gelu, gelu_tanh, gelu_quick, relu2, swigluoai and swiglustep are known.");
 }
 
 void run_product(const Product& product) {

@@ -17,6 +17,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -50,7 +51,7 @@ class Linear(ABC):
 
 
 class Experts(ABC):
-    """The gated feed-forward networks of a mixture of experts."""
+    """The feed-forward networks of a mixture of experts, gated or not."""
 
     @abstractmethod
     def __call__(
@@ -65,5 +66,6 @@ class Experts(ABC):
         """x [tokens, hidden] to out, alike in shape: the weighted sum of its experts' outputs.
 
         topk_weights fp32 and topk_ids int32 [tokens, top_k], a negative id adds nothing;
-        gate_up_bias [experts, 2 * intermediate], down_bias [experts, hidden], in the dtype of x.
+        gate_up_bias [experts, 2 * intermediate], or without a gate [experts, intermediate];
+        down_bias [experts, hidden]; in the dtype of x.
         """

@@ -406,11 +406,22 @@ OWN = (
             "n_groups": 2,
             "ssm_state_size": 20,
             "chunk_size": 32,
-            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            "layers_block_type": [
+                "linear_attention",
+                "full_attention",
+                "mlp",
+                "moe",
+                "linear_attention",
+                "moe",
+            ],
             "sliding_window": None,  # as published; transformers ignores it
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 96,
+            "moe_shared_expert_intermediate_size": 160,
+            "routed_scaling_factor": 2.5,
         },
-        reference={f"model.layers.{i}.mixer.time_step_limit": NO_LIMIT for i in (0, 3)},
-        note="without mixtures of experts, whose activation the host has for GPUs only",
+        reference={f"model.layers.{i}.mixer.time_step_limit": NO_LIMIT for i in (0, 4)},
     ),
     Spec(
         "OPTForCausalLM", "OPT", "opt", {"ffn_dim": 352, "word_embed_proj_dim": 192}, selected=True

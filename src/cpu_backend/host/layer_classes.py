@@ -31,6 +31,7 @@ def register(module: Any) -> None:
         ("NewGELU", activation.CpuNewGELU),
         ("FastGELU", activation.CpuFastGELU),
         ("QuickGELU", activation.CpuQuickGELU),
+        ("ReLUSquaredActivation", activation.CpuReLUSquared),
         ("XIELU", activation.CpuXIELU),
     ):
         module.CustomOp.register_oot(cls, name=name)

@@ -39,7 +39,11 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     compressed_tensors_moe_wna16,
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8MoEMethod
-from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
+from vllm.model_executor.layers.quantization.modelopt import (
+    ModelOptFp8MoEMethod,
+    ModelOptMxFp8FusedMoE,
+    ModelOptNvFp4FusedMoE,
+)
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
 from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
 from vllm.model_executor.models.utils import WeightsMapper

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers.activations import GELUActivation
+from transformers.activations import GELUActivation, ReLUSquaredActivation
 
 from cpu_backend import providers
 from cpu_backend.host.bases import RowParallelLinear
@@ -73,6 +73,13 @@ class CpuQuickGELU(host.QuickGELU):
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
         return _plain(torch.ops._C.gelu_quick.default, x)
+
+
+class CpuReLUSquared(host.ReLUSquaredActivation):
+    """max(x, 0) squared."""
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        return _plain(torch.ops._C.relu_squared.default, x)
 
 
 class CpuXIELU(host.XIELU):
@@ -199,4 +206,6 @@ def _name_of(activation: torch.nn.Module) -> str | None:
         return "gelu_tanh"
     if isinstance(activation, host.QuickGELU):
         return "gelu_quick"
+    if isinstance(activation, (host.ReLUSquaredActivation, ReLUSquaredActivation)):
+        return "relu2"
     return None

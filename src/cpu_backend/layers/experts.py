@@ -31,6 +31,10 @@ ACTIVATIONS = {
     MoEActivation.SWIGLUOAI: "swigluoai",  # gates and ups in turns
     MoEActivation.SWIGLUOAI_UNINTERLEAVE: "swigluoai",
     MoEActivation.SWIGLUSTEP: "swiglustep",
+    MoEActivation.SILU_NO_MUL: "silu",
+    MoEActivation.GELU_NO_MUL: "gelu",
+    MoEActivation.GELU_TANH_NO_MUL: "gelu_tanh",
+    MoEActivation.RELU2_NO_MUL: "relu2",
 }
 SWIGLUOAI = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}
 
@@ -47,6 +51,10 @@ class CpuExperts(CPUUnquantizedExperts):
     @staticmethod
     def _supports_activation(activation: MoEActivation) -> bool:
         return activation in ACTIVATIONS
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return True
 
     @staticmethod
     def _supports_quant_scheme(
@@ -96,8 +104,14 @@ class ExpertsMethod(FusedMoEMethodBase):
     """What follows the loading, in the place of the host's own: a mixin before a host's class.
 
     That class has made the parameters, [experts, ...] each; ``matrix`` reads what belongs to one
-    expert's gate and up projection ("w13") or down projection ("w2"), or ``packed`` packs it.
+    expert's gate and up projection ("w13"; of experts without a gate the up projection) or down
+    projection ("w2"), or ``packed`` packs it.
     """
+
+    @property
+    def halves(self) -> int:
+        """Projections in "w13": 2, or without a gate 1."""
+        return 2 if self.moe.activation.is_gated else 1
 
     def create_weights(
         self,
@@ -110,7 +124,7 @@ class ExpertsMethod(FusedMoEMethodBase):
     ) -> None:
         """The host's; before, what the scheme or the provider that was named lacks is told."""
         self.check(layer, intermediate_size_per_partition)
-        gate_up = (1, 2 * intermediate_size_per_partition, hidden_size)
+        gate_up = (1, self.halves * intermediate_size_per_partition, hidden_size)
         providers.experts.rehearse(
             (type(self), gate_up, params_dtype, self.moe.activation),
             lambda provider: self.try_on(provider, gate_up, params_dtype),
@@ -133,16 +147,16 @@ class ExpertsMethod(FusedMoEMethodBase):
     ) -> None:
         """Raises Unsupported for what a provider other than native does not have.
 
-        gate_up: shape of those projections, [experts, 2 * intermediate, hidden].
+        gate_up: shape of those projections, [experts, halves * intermediate, hidden].
         """
         raise providers.Unsupported("does not have quantized experts")
 
     def matrix(self, layer: RoutedExperts, name: str, expert: int) -> providers.Matrix:
-        """[2 * intermediate, hidden], the gate first, or [hidden, intermediate]."""
+        """[halves * intermediate, hidden], the gate first, or [hidden, intermediate]."""
         raise NotImplementedError
 
     def packed(self, layer: RoutedExperts, name: str, expert: int, parts: int) -> ops.PackedLinear:
-        """The same, packed in parts: a gate and up projection in 2."""
+        """The same, packed in parts: "w13" in as many as it has halves."""
         matrix = self.matrix(layer, name, expert)
         return ops.QuantizedLinear(*matrix._replace(parts=parts))
 
@@ -176,7 +190,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         """The experts, and the output features of the parameters they came from."""
         gate_up, down = (
             [self.packed(layer, name, e, parts) for e in range(layer.local_num_experts)]
-            for name, parts in (("w13", 2), ("w2", 1))
+            for name, parts in (("w13", self.halves), ("w2", 1))
         )
         shapes = {"w13_weight": gate_up[0].out_features, "w2_weight": down[0].out_features}
         return ops.Experts(gate_up, down, ACTIVATIONS[self.moe.activation]), shapes
@@ -229,7 +243,7 @@ class UnquantizedExpertsMethod(ExpertsMethod):
         experts, rows, hidden = gate_up
         provider.experts(
             torch.zeros(gate_up, dtype=dtype),
-            torch.zeros(experts, hidden, rows // 2, dtype=dtype),
+            torch.zeros(experts, hidden, rows // self.halves, dtype=dtype),
             ACTIVATIONS[self.moe.activation],
         )
 

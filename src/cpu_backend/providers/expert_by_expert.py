@@ -31,9 +31,10 @@ class ExpertByExpert(Experts):
                 continue
             gate_up, down = self._layers[expert]
             tokens, choice = (topk_ids == expert).nonzero(as_tuple=True)
-            hidden = x.new_empty(len(tokens), gate_up.out_features // 2)
+            hidden = x.new_empty(len(tokens), gate_up.out_features // gate_up.parts)
             bias = None if gate_up_bias is None else gate_up_bias[expert]
-            gate_up.act_and_mul(hidden, x[tokens], self._activation, bias)
+            run = gate_up.act if gate_up.parts == 1 else gate_up.act_and_mul
+            run(hidden, x[tokens], self._activation, bias)
             given = down(hidden, None, None if down_bias is None else down_bias[expert])
             sums.index_add_(0, tokens, given * topk_weights[tokens, choice, None])
         out.copy_(sums)

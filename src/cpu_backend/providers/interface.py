@@ -91,5 +91,16 @@ class Provider(ABC):
 
     @abstractmethod
     def experts(self, gate_up: Tensor, down: Tensor, activation: str) -> Experts:
-        """gate_up [experts, 2 * intermediate, hidden], the gates first; down [experts, hidden,
-        intermediate]; of fp32, bf16 or fp16."""
+        """gate_up [experts, 2 * intermediate, hidden], the gates first, or without a gate [experts,
+        intermediate, hidden]; down [experts, hidden, intermediate]; of fp32, bf16 or fp16."""
+
+
+def parts_of(gate_up: Tensor, down: Tensor) -> int:
+    """Of the experts' first projections: 2, or without a gate 1."""
+    return gate_up.shape[1] // down.shape[2]
+
+
+def with_gate(gate_up: Tensor, down: Tensor) -> None:
+    """Raises Unsupported for experts without a gate."""
+    if parts_of(gate_up, down) == 1:
+        raise Unsupported("does not have experts without a gate")

@@ -15,7 +15,7 @@ from torch import Tensor
 from cpu_backend import envs
 from cpu_backend.products import Experts, Linear
 from cpu_backend.providers.codes import PlainCodes, plain
-from cpu_backend.providers.interface import Matrix, Provider, Unsupported
+from cpu_backend.providers.interface import Matrix, Provider, Unsupported, with_gate
 
 
 def _prepacked(weight: Tensor) -> torch.nn.Module:
@@ -155,6 +155,7 @@ class Ipex(Provider):
 
     def experts(self, gate_up: Tensor, down: Tensor, activation: str) -> Experts:
         _check(gate_up.dtype)
+        with_gate(gate_up, down)
         if activation != "silu":
             raise Unsupported(f"does not have experts with {activation}")
         return IpexExperts(gate_up, down)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cpu_backend import ops
 from cpu_backend.products import Experts, Linear
-from cpu_backend.providers.interface import Matrix, Provider
+from cpu_backend.providers.interface import Matrix, Provider, parts_of
 
 
 class Native(Provider):
@@ -25,7 +25,7 @@ class Native(Provider):
 
     def experts(self, gate_up: Tensor, down: Tensor, activation: str) -> Experts:
         return ops.Experts(
-            [ops.PackedLinear(weight, parts=2) for weight in gate_up],
+            [ops.PackedLinear(weight, parts=parts_of(gate_up, down)) for weight in gate_up],
             [ops.PackedLinear(weight) for weight in down],
             activation,
         )

@@ -14,7 +14,7 @@ from torch.nn import functional
 from cpu_backend.products import ACTIVATIONS, Experts, Linear
 from cpu_backend.providers.codes import PlainCodes, plain
 from cpu_backend.providers.expert_by_expert import ExpertByExpert
-from cpu_backend.providers.interface import Matrix, Provider, Unsupported
+from cpu_backend.providers.interface import Matrix, Provider, Unsupported, parts_of
 
 INT4_GROUPS = (256, 128, 64, 32)  # that aten::_weight_int4pack_mm_for_cpu takes
 
@@ -153,7 +153,7 @@ class PyTorch(Provider):
         if activation not in ACTIVATIONS:
             raise Unsupported(f"does not have experts with {activation}")
         return ExpertByExpert(
-            [self.linear(weight, 2) for weight in gate_up],
+            [self.linear(weight, parts_of(gate_up, down)) for weight in gate_up],
             [self.linear(weight) for weight in down],
             activation,
         )

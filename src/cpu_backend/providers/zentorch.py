@@ -14,7 +14,7 @@ from torch import Tensor
 from cpu_backend import ops
 from cpu_backend.products import Experts, Linear
 from cpu_backend.providers.codes import plain
-from cpu_backend.providers.interface import Matrix, Provider, Unsupported
+from cpu_backend.providers.interface import Matrix, Provider, Unsupported, with_gate
 
 
 def _forget_freed_weights() -> None:
@@ -166,6 +166,7 @@ class Zentorch(Provider):
 
     def experts(self, gate_up: Tensor, down: Tensor, activation: str) -> Experts:
         self._check(gate_up.dtype)
+        with_gate(gate_up, down)
         if activation not in ("silu", "gelu"):
             raise Unsupported(f"does not have experts with {activation}")
         return ZenExperts(gate_up, down, activation)

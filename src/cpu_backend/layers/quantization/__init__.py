@@ -70,6 +70,8 @@ def experts_methods() -> dict[type, type]:
         AutoGPTQMoEMethod,
         Fp8MoEMethod,
         GptOssMxfp4MoEMethod,
+        ModelOptFp8MoEMethod,
+        ModelOptMxFp8FusedMoE,
         ModelOptNvFp4FusedMoE,
         compressed_tensors_moe_w4a4_mxfp4,
         compressed_tensors_moe_w4a4_nvfp4,
@@ -105,5 +107,7 @@ def experts_methods() -> dict[type, type]:
         ),
         Fp8MoEMethod: fp8.Fp8ExpertsMethod,
         GptOssMxfp4MoEMethod: fp8.Mxfp4ExpertsMethod,
+        ModelOptFp8MoEMethod: fp8.ModelOptFp8ExpertsMethod,
+        ModelOptMxFp8FusedMoE: fp8.ModelOptMxfp8ExpertsMethod,
         ModelOptNvFp4FusedMoE: fp8.ModelOptNvFp4ExpertsMethod,
     }

@@ -94,7 +94,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
 class Fp8ExpertsMethod(ExpertsMethod):
     """e4m3 weights [out, in] with a scale per half and expert, per column or per block."""
 
-    weight_block_size: list[int] | None  # the host's
+    weight_block_size: list[int] | None = None  # the host's
 
     def matrix(self, layer: RoutedExperts, name: str, expert: int) -> Matrix:
         """w13_ and w2_weight, and _weight_scale_inv (blocks) or _weight_scale."""
@@ -103,7 +103,7 @@ class Fp8ExpertsMethod(ExpertsMethod):
         names = [f"{name}_weight_scale_inv", f"{name}_weight_scale"]
         [scale] = [getattr(layer, n).data for n in names if getattr(layer, n, None) is not None]
         # A gate and an up projection have their own scales, whatever these belong to.
-        halves = 2 if name == "w13" else 1
+        halves = self.halves if name == "w13" else 1
         size = out_features // halves
         scale = scale[expert].float()
         if self.weight_block_size is not None:
@@ -126,6 +126,11 @@ class Fp8ExpertsMethod(ExpertsMethod):
             f"scales {list(scale.shape)} fit no blocks of {block} of a weight "
             f"[{halves * size}, {in_features}]."
         )
+
+
+class ModelOptFp8ExpertsMethod(Fp8ExpertsMethod):
+    """Model Optimizer's, without blocks; the host's loader goes by "ModelOpt" in the name of this
+    class, as of those below."""
 
 
 class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
@@ -154,6 +159,10 @@ class Mxfp8ExpertsMethod(ExpertsMethod):
         weight = getattr(layer, f"{name}_weight").data[expert]
         scales = getattr(layer, f"{name}_weight_scale").data[expert]
         return matrix_of_mxfp8(weight, scales)
+
+
+class ModelOptMxfp8ExpertsMethod(Mxfp8ExpertsMethod):
+    """Model Optimizer's."""
 
 
 def matrix_of_mxfp8(weight: torch.Tensor, scales: torch.Tensor) -> Matrix:
@@ -246,8 +255,7 @@ class NvFp4ExpertsMethod(ExpertsMethod):
 
 
 class ModelOptNvFp4ExpertsMethod(NvFp4ExpertsMethod):
-    """Model Optimizer's, which are called otherwise; the host's loader goes by "ModelOpt" in the
-    name of this class."""
+    """Model Optimizer's, which are called otherwise."""
 
     def stored(self, layer: RoutedExperts, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """The global scales are factors already."""
