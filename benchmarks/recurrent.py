@@ -107,6 +107,31 @@ GRANITE = {  # Granite-4.0-h-tiny, from memory, 6 of 40 layers, one of them atte
     "position_embedding_type": "nope",
     "initializer_range": 0.15,  # with the usual 0.02 every token is followed by itself
 }
+NEMOTRON = {  # Nemotron-3-Nano-30B-A3B, from memory, 5 of 52 layers
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "vocab_size": 131072,
+    "hidden_size": 2688,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "n_shared_experts": 1,
+    "moe_shared_expert_intermediate_size": 3712,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
+}
 MAMBA2 = {  # mamba2-130m, from memory
     "architectures": ["Mamba2ForCausalLM"],
     "model_type": "mamba2",
@@ -165,6 +190,7 @@ class Model:
 MODELS = {
     "Qwen3.5-0.8B": Model(GATED_DELTA, 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)),
     "Granite-4.0-h-tiny-6-layers": Model(GRANITE, 5 * (48 * 64 * 128 * 4 + 3 * 3328 * 2)),
+    "Nemotron-3-Nano-5-layers": Model(NEMOTRON, 2 * (64 * 64 * 128 * 4 + 3 * 6144 * 2)),
     "mamba2-130m": Model(MAMBA2, 24 * (24 * 64 * 128 * 4 + 3 * 1792 * 2)),
     "mamba-130m": Model(MAMBA, 24 * (1536 * 16 * 4 + 3 * 1536 * 2)),
     "LFM2-350M": Model(SHORT_CONV, 10 * 2 * 1024 * 2),

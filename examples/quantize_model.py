@@ -27,7 +27,10 @@ PROJECTIONS = (
 )  # fmt: skip
 # Layers that keep their numbers, by a part of their names: encoders of images and sounds, and what
 # feeds recurrent states.
-KEPT = ("visual", "vision", "audio", "encoder", "projector", "connector", "linear_attn")
+KEPT = (
+    "visual", "vision", "audio", "encoder", "projector", "connector", "linear_attn", "in_proj",
+    "out_proj",
+)  # fmt: skip
 PARAGRAPH = (
     "The harbour lay quiet in the grey of the morning. Three boats came in with their nets full, "
     "and the men sang as they carried the baskets up the steps to the market."

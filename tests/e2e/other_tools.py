@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from examples import quantize_model
+
 
 def nvfp4_of_each(scheme: Any) -> Any:
     """Every matrix has global scales of its own, also where a backend merges it with others."""
@@ -41,7 +43,8 @@ def modelopt(scheme: Any, algorithm: str) -> Any:
         return tensors
 
     details = {"quant_algo": algorithm, "kv_cache_quant_algo": None, "group_size": 16}
-    details["exclude_modules"] = ["lm_head", "*.gate"]
+    kept = [f"*{part}*" for part in quantize_model.KEPT]
+    details["exclude_modules"] = ["lm_head", "*.gate", *kept]
     config = {"quant_method": "modelopt", "quantization": details}
     return replace(scheme, write=write, config=config)
 

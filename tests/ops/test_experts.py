@@ -15,11 +15,11 @@ from tests.reference.activation import swigluoai, swiglustep
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 72, 104, 7, 3
 
 
-def by_op(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A gated activation of this backend, on its own."""
+def by_op(name: str, parts: int = 2) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An activation of this backend, on its own; parts: 2 with a gate."""
 
     def apply(both: torch.Tensor) -> torch.Tensor:
-        out = both.new_empty(len(both), both.shape[1] // 2)
+        out = both.new_empty(len(both), both.shape[1] // parts)
         getattr(torch.ops._C, name)(out, both)
         return out
 
@@ -32,6 +32,12 @@ GATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": by_op("gelu_tanh_and_mul"),
     "swigluoai": lambda both: swigluoai(both.float()).to(both.dtype),
     "swiglustep": lambda both: swiglustep(both.float()).to(both.dtype),
+}
+UNGATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu2": lambda up: torch.relu(up).square(),
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": by_op("gelu_tanh", 1),
 }
 Pack = Callable[[torch.Tensor, int], PackedLinear]
 PACKS: dict[str, Pack] = {
@@ -52,16 +58,16 @@ class Mixture:
         down: str = "float",
         activation: str = "silu",
         bias: bool = False,
+        parts: int = 2,
     ) -> None:
         def random(*size: int) -> torch.Tensor:
             return (torch.randn(size, generator=seeded) / 8).to(dtype)
 
-        self._gate_up = [
-            PACKS[gate_up](random(2 * INTERMEDIATE, HIDDEN), 2) for _ in range(EXPERTS)
-        ]
+        width = parts * INTERMEDIATE
+        self._gate_up = [PACKS[gate_up](random(width, HIDDEN), parts) for _ in range(EXPERTS)]
         self._down = [PACKS[down](random(HIDDEN, INTERMEDIATE), 1) for _ in range(EXPERTS)]
-        self._bias = (random(EXPERTS, 2 * INTERMEDIATE), random(EXPERTS, HIDDEN)) if bias else ()
-        self._gate = GATED[activation]
+        self._bias = (random(EXPERTS, width), random(EXPERTS, HIDDEN)) if bias else ()
+        self._activate = (GATED if parts == 2 else UNGATED)[activation]
         self._op = Experts(self._gate_up, self._down, activation)
 
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -80,7 +86,7 @@ class Mixture:
             for i, e in enumerate(chosen):
                 if e >= 0:
                     both = self._gate_up[e](x[t : t + 1], None, biases[0][e])
-                    hidden = self._gate(both)
+                    hidden = self._activate(both)
                     results[t, i] = self._down[e](hidden, None, biases[1][e])
         return results
 
@@ -131,6 +137,19 @@ def test_biases_and_activations(
     # Their reference is torch: its last places may move an int8 activation to the next.
     slack = 1e-3 if activation.startswith("swiglu") and kind == "int8" else 0.0
     assert_sums(mixture, x, *routing(9, seeded), slack)
+
+
+@pytest.mark.parametrize("activation", UNGATED)
+@pytest.mark.parametrize("kind", PACKS)
+@pytest.mark.parametrize("tokens", [1, 9, 64])
+def test_experts_without_a_gate(
+    tokens: int, kind: str, activation: str, dtype: torch.dtype, seeded: torch.Generator
+) -> None:
+    mixture = Mixture(dtype, seeded, kind, kind, activation, bias=tokens == 9, parts=1)
+    x = torch.randn(tokens, HIDDEN, generator=seeded).to(dtype)
+    # As above.
+    slack = 1e-3 if activation in ("silu", "gelu") and kind != "float" else 0.0
+    assert_sums(mixture, x, *routing(tokens, seeded), slack)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 17])
@@ -224,7 +243,13 @@ def test_wrong_arguments_are_named(seeded: torch.Generator) -> None:
         Experts([PackedLinear(both)], [PackedLinear(down)], "silu")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="packed in 2 parts"):
         Experts([pack_int8(both)], [PackedLinear(down)], "silu")(out, x, weights, ids * 0)
-    packed = PackedLinear(both, parts=2)
+    packed, up = PackedLinear(both, parts=2), both[:INTERMEDIATE]
+    with pytest.raises(ValueError, match="without a gate must be packed in 1 part"):
+        Experts([PackedLinear(up, parts=2)], [PackedLinear(down)], "relu2")(
+            out, x, weights, ids * 0
+        )
+    with pytest.raises(ValueError, match="swigluoai takes a gate, which these experts have not"):
+        Experts([PackedLinear(up)], [PackedLinear(down)], "swigluoai")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="1 gate and up projections do not fit 2"):
         Experts([packed], [PackedLinear(down)] * 2, "silu")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="the down projection of an expert is"):

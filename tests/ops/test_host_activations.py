@@ -11,7 +11,9 @@ from cpu_backend.layers import activation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["CpuNewGELU", "CpuFastGELU", "CpuQuickGELU", "CpuXIELU"])
+@pytest.mark.parametrize(
+    "name", ["CpuNewGELU", "CpuFastGELU", "CpuQuickGELU", "CpuReLUSquared", "CpuXIELU"]
+)
 def test_layer(name: str, dtype: torch.dtype, seeded: torch.Generator) -> None:
     with set_current_vllm_config(VllmConfig()):
         layer: CustomOp = getattr(activation, name)()

@@ -155,7 +155,7 @@ def test_linear_act_and_mul_is_the_two_steps(
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (100, 50, 4000)])
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "gelu_quick"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "gelu_quick", "relu2"])
 def test_linear_act_is_the_two_steps(
     m: int, n: int, k: int, activation: str, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
@@ -168,6 +168,8 @@ def test_linear_act_is_the_two_steps(
         expected = torch.nn.functional.silu(projected)
     elif activation == "gelu":
         expected = torch.nn.functional.gelu(projected)
+    elif activation == "relu2":
+        expected = torch.relu(projected).square()
     else:
         getattr(torch.ops._C, activation)(expected, projected)
     assert torch.equal(out.rows, expected)

@@ -21,6 +21,7 @@ dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, 
 Tensor? scale_ub) -> ()
 dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()
 mul_and_silu(Tensor! out, Tensor input) -> ()
+relu_squared(Tensor! out, Tensor input) -> ()
 selective_scan_fwd(Tensor! u, Tensor! delta, Tensor! A, Tensor! B, Tensor! C, Tensor? D_, \
 Tensor!? z_, Tensor? delta_bias_, bool delta_softplus, Tensor? query_start_loc, \
 Tensor? cache_indices, Tensor? has_initial_state, Tensor! ssm_states, int null_block_id, \

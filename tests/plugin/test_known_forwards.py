@@ -15,6 +15,7 @@ from cpu_backend.layers.activation import (
     CpuGeluAndMul,
     CpuNewGELU,
     CpuQuickGELU,
+    CpuReLUSquared,
     CpuSiluAndMul,
     activate_in_linear,
 )
@@ -164,7 +165,7 @@ class GatedByTheOther(GatedByItself):
         return self.Wo(self.act(gate) * input)[0]
 
 
-@pytest.fixture(params=["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_quick"])
+@pytest.fixture(params=["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_quick", "relu2"])
 def plain_act(request: pytest.FixtureRequest) -> torch.nn.Module:
     with set_current_vllm_config(VllmConfig()):
         kinds = {
@@ -173,6 +174,7 @@ def plain_act(request: pytest.FixtureRequest) -> torch.nn.Module:
             "gelu_tanh": lambda: torch.nn.GELU(approximate="tanh"),
             "gelu_new": CpuNewGELU,
             "gelu_quick": CpuQuickGELU,
+            "relu2": CpuReLUSquared,
         }
         act: torch.nn.Module = kinds[request.param]()
         return act

@@ -5,6 +5,7 @@ Those of Intel Extension for PyTorch run in an environment of its own: ``make ip
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from cpu_backend import ops
 from cpu_backend.ops import Activations, Codes, GroupScales
 from cpu_backend.providers import Matrix, Provider, Unsupported
 from cpu_backend.providers.choice import KNOWN, load
+from tests.reference.activation import relu2
 from tests.tools import TOOLS
 
 SHAPES = [(1, 64, 96), (3, 160, 64), (17, 96, 224)]  # [tokens, out_features, in_features]
@@ -191,21 +193,24 @@ def test_codes_of_other_orders_are_those_of_bytes(seeded: torch.Generator) -> No
 
 
 @pytest.mark.parametrize("tokens", [1, 6])
+@pytest.mark.parametrize("parts", [2, 1], ids=["with a gate", "without"])
 def test_experts(
-    provider: Provider, tokens: int, dtype: torch.dtype, seeded: torch.Generator
+    provider: Provider, parts: int, tokens: int, dtype: torch.dtype, seeded: torch.Generator
 ) -> None:
     experts, hidden, intermediate, top_k = 6, 64, 96, 2
-    gate_up = random(seeded, dtype, experts, 2 * intermediate, hidden) / 8
+    name = "silu" if parts == 2 else "relu2"
+    activate = functools.partial(gated, "silu") if parts == 2 else relu2
+    gate_up = random(seeded, dtype, experts, parts * intermediate, hidden) / 8
     down = random(seeded, dtype, experts, hidden, intermediate) / 8
     x = random(seeded, dtype, tokens, hidden)
     scores = torch.rand(tokens, experts, generator=seeded).softmax(-1)
     weights, ids = scores.topk(top_k)
     with where_supported(provider):
-        layer = provider.experts(gate_up, down, "silu")
+        layer = provider.experts(gate_up, down, name)
     exact = torch.zeros(tokens, hidden, dtype=torch.float64)
     for token in range(tokens):
         for weight, expert in zip(weights[token], ids[token], strict=True):
-            h = gated("silu", gate_up[expert].double() @ x[token].double())
+            h = activate(gate_up[expert].double() @ x[token].double())
             exact[token] += weight.double() * (down[expert].double() @ h)
     out = torch.empty_like(x)
     layer(out, x, weights, ids.int())
@@ -215,6 +220,6 @@ def test_experts(
     elsewhere[:, 0] = -1
     layer(out, x, weights, elsewhere)
     for token in range(tokens):
-        h = gated("silu", gate_up[ids[token, 1]].double() @ x[token].double())
+        h = activate(gate_up[ids[token, 1]].double() @ x[token].double())
         exact[token] = weights[token, 1].double() * (down[ids[token, 1]].double() @ h)
     assert_close(out, exact, 6)

@@ -27,6 +27,10 @@ def gelu_quick(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(min=0) ** 2
+
+
 def swigluoai(x: torch.Tensor) -> torch.Tensor:
     """gpt-oss: [..., 2 * size] to [..., size]."""
     gate, up = x.chunk(2, dim=-1)
@@ -54,6 +58,7 @@ PLAIN: dict[str, Function] = {
     "gelu_fast": gelu_tanh,
     "gelu_tanh": gelu_tanh,
     "gelu_quick": gelu_quick,
+    "relu_squared": relu2,
 }
 GATED: dict[str, Function] = {
     "silu_and_mul": gated(silu),

@@ -1,4 +1,5 @@
-"""``python -m tests.zoo.checkpoints [NAMES]``: quantized checkpoints of models of images or sounds.
+"""``python -m tests.zoo.checkpoints [NAMES]``: quantized checkpoints of models of images or sounds,
+or of the models that are named.
 
 The text's layers are quantized, as people publish them (examples/quantize_model.py), and judged as
 formats are (rounding.py): alone, together and from the prefix cache the same bit for bit, and no
@@ -13,8 +14,10 @@ import tempfile
 from pathlib import Path
 
 from examples import quantize_model
-from tests.zoo import audio, formats, images, run, text
+from tests.e2e import other_tools
+from tests.zoo import audio, formats, images, kinds, run, text
 from tests.zoo.build import Spec
+from tests.zoo.media import MediaSpec
 from tests.zoo.rounding import Found, Judge
 
 # Each scheme, of groups that the small models' sizes are multiples of, and what its rounding costs
@@ -27,6 +30,13 @@ SCHEMES = {
     "gptq-act-order": (quantize_model.SCHEMES["gptq-act-order"], 0.09),
     "awq": (quantize_model.awq(32), 0.09),
 }
+# The host has no parameters for the order of GPTQ in mixtures; Model Optimizer's are of text here.
+OF_TEXT = {
+    **{name: scheme for name, scheme in SCHEMES.items() if name != "gptq-act-order"},
+    "gptq": (quantize_model.gptq(4, 32), 0.09),
+    "modelopt-fp8": (other_tools.modelopt(quantize_model.fp8(0, 0), "FP8"), 0.037),
+    "modelopt-nvfp4": (other_tools.modelopt(quantize_model.SCHEMES["nvfp4"], "NVFP4"), 0.1),
+}
 
 
 def examine(spec: Spec, folder: Path) -> Found:
@@ -35,7 +45,8 @@ def examine(spec: Spec, folder: Path) -> Found:
     source.mkdir()
     judged = Judge(spec, source)
     found = {}
-    for name, (scheme, noise) in SCHEMES.items():
+    schemes = SCHEMES if isinstance(spec, MediaSpec) else OF_TEXT
+    for name, (scheme, noise) in schemes.items():
         quantize_model.quantize(scheme, source, folder / name)
         options = {**text.CHUNKED, "dtype": "bfloat16"}
         found[name] = judged.examine(folder / name, options, noise)
@@ -43,13 +54,14 @@ def examine(spec: Spec, folder: Path) -> Found:
 
 
 def main() -> int:
-    """Of all such models if none is named."""
+    """Of all models of images or sounds if none is named."""
     specs = {spec.name: spec for spec in (*images.SPECS, *audio.SPECS)}
     run.prepare()
     faulty = False
     for name in sys.argv[1:] or [name for name in specs if specs[name] in formats.runnable()]:
         with tempfile.TemporaryDirectory() as folder:
-            found = run.forked(examine, specs[name], Path(folder), seconds=formats.SECONDS)
+            spec = kinds.find(name)[1]
+            found = run.forked(examine, spec, Path(folder), seconds=formats.SECONDS)
         faulty = faulty or any(fault for _, fault in found.values())
         print(json.dumps([name, found]), flush=True)
     return int(faulty)

@@ -168,13 +168,19 @@ SPECS = (
             "n_groups": 2,
             "ssm_state_size": 20,
             "chunk_size": 32,
-            "layers_block_type": ["linear_attention", "full_attention", "mlp", "mlp"],
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "mlp", "moe"],
             "sliding_window": None,
-            "intermediate_sizes": [352, 352, 352, 176],
+            "intermediate_sizes": [352, 352, 352, 176, 352],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 96,
+            "moe_shared_expert_intermediate_size": 160,
+            "moe_latent_size": 80,  # Nemotron 3 Super's
         },
         auto="",
         reference={"model.layers.0.mixer.time_step_limit": (0.0, float("inf"))},
-        note="compared with Nemotron-H, whose layers are of different sizes; without mixtures",
+        note="compared with Nemotron-H, whose layers are of different sizes, whose experts read "
+        "latents",
     ),
     Spec(
         "PanguProMoEV2ForCausalLM",

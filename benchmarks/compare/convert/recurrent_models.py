@@ -2,12 +2,13 @@
 
 The names of tensors are those of gguf's own table; what is different is what the values become:
 Mamba's A itself instead of its logarithm, zero-centred norms with their 1, gate and up of fused
-projections apart. Keys of config.json are read as they stand, defaults of transformers are not
-known here. Needs gguf and numpy.
+projections apart, the matrices of all experts in one. Keys of config.json are read as they stand,
+defaults of transformers are not known here. Needs gguf and numpy.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,30 @@ def write_granite(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_ssm_group_count(config["mamba_n_groups"])
 
 
+def write_nemotron(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    kinds = config["layers_block_type"]
+    write_attention(writer, {**config, "layer_types": kinds})
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    experts = config["moe_intermediate_size"]
+    writer.add_feed_forward_length([experts if kind == "moe" else 0 for kind in kinds])
+    writer.add_expert_feed_forward_length(experts)
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    # llama.cpp asks for the first one, too, and uses the second.
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+    writer.add_ssm_conv_kernel(config["conv_kernel"])
+    writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+    writer.add_ssm_state_size(config["ssm_state_size"])
+    writer.add_ssm_time_step_rank(config["mamba_num_heads"])
+    writer.add_ssm_group_count(config["n_groups"])
+
+
 def write_gated_delta(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     heads, head_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
     if heads != config["linear_num_key_heads"]:
@@ -118,16 +143,25 @@ class Family:
         writer.add_vocab_size(config["vocab_size"])
         self.write(writer, config)
 
-    def tensors(self, checkpoint: Tensors, config: dict[str, Any]) -> Tensors:
-        """Those of a checkpoint, (name, values in fp32) of each, under the names of GGUF."""
+    def tensors(
+        self, checkpoint: Tensors, config: dict[str, Any]
+    ) -> Iterator[tuple[str, np.ndarray, int, int]]:
+        """Those of a checkpoint, (name, values in fp32) of each, under the names of GGUF, with
+        their number among as many as there are of one name: a matrix of each expert."""
         names = gguf.get_tensor_name_map(self.architecture, config["num_hidden_layers"])
         for fused_name, fused_values in checkpoint:
             for name, values in apart(fused_name, fused_values):
                 plain_name = name.replace("dt_bias", "dt_proj.bias")
+                plain_name = plain_name.replace("correction_bias", "correction.bias")
+                expert = re.search(r"\.mixer\.experts\.(\d+)", name)
+                if expert:
+                    plain_name = plain_name.replace(expert[0], ".mlp.experts")
+                    plain_name = plain_name.replace("backbone", "model")
                 found = names.get_name(plain_name, (".weight", ".bias"))
                 if found is None:
                     raise ValueError(f"gguf has no name for {name} in {self.name}")
-                yield found, self._as_kept(found, values, config)
+                number, count = (int(expert[1]), config["n_routed_experts"]) if expert else (0, 1)
+                yield found, self._as_kept(found, values, config), number, count
 
     def _as_kept(self, name: str, values: np.ndarray, config: dict[str, Any]) -> np.ndarray:
         if name.endswith(("conv1d.weight", "conv.weight")):
@@ -160,5 +194,6 @@ FAMILIES = {
     "lfm2": Family(gguf.MODEL_ARCH.LFM2, write_short_conv),
     "mamba": Family(gguf.MODEL_ARCH.MAMBA, write_mamba),
     "mamba2": Family(gguf.MODEL_ARCH.MAMBA2, write_mamba2),
+    "nemotron_h": Family(gguf.MODEL_ARCH.NEMOTRON_H_MOE, write_nemotron),
     "qwen3_5_text": Family(gguf.MODEL_ARCH.QWEN35, write_gated_delta, has_centred_norms=True),
 }

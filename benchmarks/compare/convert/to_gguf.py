@@ -141,8 +141,7 @@ def main() -> None:
     if recurrent := recurrent_models.FAMILIES.get(config["model_type"]):
         writer = gguf.GGUFWriter(out, recurrent.name, use_temp_file=True)
         recurrent.write_metadata(writer, config)
-        found = recurrent.tensors(read_checkpoint(checkpoint), config)
-        tensors = ((name, values, 0, 1) for name, values in found)
+        tensors = recurrent.tensors(read_checkpoint(checkpoint), config)
     else:
         name, architecture = architecture_of(config)
         writer = gguf.GGUFWriter(out, name, use_temp_file=True)
