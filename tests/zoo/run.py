@@ -174,10 +174,17 @@ def _check_replay(llm: Any) -> None:
     """Raise Failed where decode steps should be replayed and are not."""
     if llm.llm_engine.model_config.enforce_eager:
         return
-    [replay] = llm.collective_rpc(lambda worker: worker.model_runner.step_replay)
-    reason = "this engine records nothing" if replay is None else replay.given_up
-    if reason or not replay.replays:
-        raise Failed("NotReplayed", reason or "no step was run again", "")
+    reason = next(filter(None, llm.collective_rpc(_not_replayed)), "")
+    if reason:
+        raise Failed("NotReplayed", reason, "")
+
+
+def _not_replayed(worker: Any) -> str:
+    """Why this rank replays no steps; empty if it does."""
+    replay = worker.model_runner.step_replay
+    if replay is None:
+        return "this engine records nothing"
+    return replay.given_up or ("" if replay.replays else "no step was run again")
 
 
 def request(prompt: Any) -> dict[str, Any]:
