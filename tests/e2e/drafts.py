@@ -119,28 +119,56 @@ def write_with_own_head(target: Path) -> Path:
 
 def write_with_states(target: Path, name: str) -> Path:
     """Write a small random model of the zoo with recurrent states, of so small a vocabulary that
-    drafts are right now and then.  Qwen3-Next has a layer that predicts the token after next."""
+    drafts are right now and then.  Some have layers that predict the token after next (HEADS)."""
     spec = next(spec for spec in text_specs.SPECS if spec.name == name)
     build.build(replace(spec, config=spec.config | {"vocab_size": SMALL_VOCABULARY}), target)
     config = json.loads((target / "config.json").read_text())
     if config["model_type"] == "bailing_hybrid":
         # The engine's process does not have the zoo's config class; this one reads it likewise.
         (target / "config.json").write_text(json.dumps(config | {"model_type": "deepseek_v3"}))
-    if name != "Qwen3NextForCausalLM":
-        return target
-    weights = load_file(target / "model.safetensors")
+    if name in HEADS:
+        weights = load_file(target / "model.safetensors")
+        config |= HEADS[name](weights, config)
+        (target / "config.json").write_text(json.dumps(config))
+        save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def add_qwen_head(weights: Weights, config: dict[str, Any]) -> dict[str, Any]:
+    """Copies the attention layer; returns what config.json says besides."""
     hidden = config["hidden_size"]
-    layer = f"model.layers.{config['layer_types'].index('full_attention')}."
-    norms = ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    _copy_layer(weights, f"model.layers.{config['layer_types'].index('full_attention')}.", 0)
+    for norm in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
+        weights[f"mtp.{norm}.weight"] = weights["model.norm.weight"].clone()
+    weights |= random_weights({"mtp.fc": (hidden, 2 * hidden)})
+    return {}
+
+
+def add_nemotron_head(weights: Weights, config: dict[str, Any]) -> dict[str, Any]:
+    """The same with a layer of experts behind that of attention."""
+    hidden, kinds = config["hidden_size"], ["full_attention", "moe"]
+    for number, kind in enumerate(kinds):
+        layer = config["layers_block_type"].index(kind)
+        _copy_layer(weights, f"backbone.layers.{layer}.", number)
+    for norm in ("0.enorm", "0.hnorm", "1.final_layernorm"):
+        weights[f"mtp.layers.{norm}.weight"] = weights["backbone.norm_f.weight"].clone()
+    weights |= random_weights({"mtp.layers.0.eh_proj": (hidden, 2 * hidden)})
+    return {"num_nextn_predict_layers": 1, "mtp_layers_block_type": kinds}
+
+
+HEADS = {"Qwen3NextForCausalLM": add_qwen_head, "NemotronHForCausalLM": add_nemotron_head}
+
+
+def _copy_layer(weights: Weights, layer: str, number: int) -> None:
+    """As ``mtp.layers.number``."""
     weights |= {
-        name.replace(layer, "mtp.layers.0."): weight.clone()
+        name.replace(layer, f"mtp.layers.{number}."): weight.clone()
         for name, weight in weights.items()
         if name.startswith(layer)
     }
-    weights |= {f"mtp.{norm}.weight": weights["model.norm.weight"].clone() for norm in norms}
-    weights |= random_weights({"mtp.fc": (hidden, 2 * hidden)})
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    return target
 
 
 def make_head_right(target: Path) -> None:

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Ling 2.5": ("BailingMoeV2_5ForCausalLM", NGRAM, {}),
     "Ling 2.5 on two ranks": ("BailingMoeV2_5ForCausalLM", NGRAM, {"tensor_parallel_size": 2}),
     "Nemotron-H": ("NemotronHForCausalLM", NGRAM, {}),
+    "Nemotron-H by its own head": ("NemotronHForCausalLM", {"method": "mtp"}, {}),
     "OLMo Hybrid": ("OlmoHybridForCausalLM", NGRAM, {}),
     "Qwen3-Next": ("Qwen3NextForCausalLM", NGRAM, {}),
     "Qwen3-Next, no prefixes kept": (
