@@ -41,6 +41,8 @@ def _examine(folder: Path, model: Any, options: dict[str, Any]) -> tuple[str, st
     try:
         answers = run.forked(run.generate, folder, options, sent + scored)
     except Failed as failed:
+        if failed.kind == "ConfigError":  # the host's may be two sentences
+            return judge.REFUSED, failed.message
         outcome = judge.failure(failed)
         last = [line for line in outcome.where.splitlines() if "Error" in line][-1:]
         return outcome.state, "; ".join([outcome.note, *last])

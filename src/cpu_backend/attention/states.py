@@ -19,12 +19,14 @@ from vllm.v1.attention.backend import (
     AttentionImpl,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
+    KVCacheLayout,
 )
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.attention.backends.short_conv_attn import ShortConvAttentionMetadataBuilder
 from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from cpu_backend.attention.backend import CpuBackendAttention
 from cpu_backend.errors import ConfigError
 from cpu_backend.speculation import MAMBA_1_STATES
 from cpu_backend.state_ops import StepSequences
@@ -50,6 +52,11 @@ class CpuBackendStates(AttentionBackend):
     @classmethod
     def is_ssm(cls) -> bool:
         return True
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """That of attention, because all stages of a model must have one, also one without it."""
+        return CpuBackendAttention.supported_kv_cache_layouts()
 
 
 @dataclass(frozen=True, eq=False)

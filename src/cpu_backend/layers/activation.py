@@ -6,7 +6,11 @@ import torch
 from transformers.activations import GELUActivation, ReLUSquaredActivation
 
 from cpu_backend import providers
-from cpu_backend.host.bases import RowParallelLinear
+from cpu_backend.host.bases import (
+    RowParallelLinear,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
 from cpu_backend.host.bases import activation as host
 from cpu_backend.layers import known_forward
 
@@ -45,13 +49,22 @@ class CpuGeluAndMul(host.GeluAndMul):
 
 
 class CpuGeluAndMulSparse(host.GeluAndMulSparse):
-    """The same of what x[..., :d] exceeds its mean and some standard deviations by."""
+    """The same of what x[..., :d] exceeds its mean and some standard deviations by: those of the
+    channels of all ranks, where the host takes each rank's own."""
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, -1)
-        deviation = gate.std(-1, keepdim=True, unbiased=False)
-        limit = gate.mean(-1, keepdim=True) + deviation * self.std_multiplier
+        mean = _mean_of_ranks(gate.float())
+        deviation = _mean_of_ranks((gate - mean).square()).sqrt().to(x.dtype)
+        limit = mean.to(x.dtype) + deviation * self.std_multiplier
         return _gated_gelu(self.approximate, torch.cat((torch.relu(gate - limit), up), -1))
+
+
+def _mean_of_ranks(x: torch.Tensor) -> torch.Tensor:
+    """[..., 1] of [..., channels], as many on every rank."""
+    ranks = get_tensor_model_parallel_world_size()
+    mean: torch.Tensor = tensor_model_parallel_all_reduce(x.mean(-1, keepdim=True)) / ranks
+    return mean
 
 
 class CpuNewGELU(host.NewGELU):
