@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from vllm.distributed.device_communicators.cpu_communicator import (
     CpuCommunicator,
     _CPUSHMDistributed,
 )
-
-OTHERS = "no tensors"  # the key of those values of a dictionary, as bytes
 
 
 class CPUCommunicator(CpuCommunicator):
@@ -33,21 +30,6 @@ class CPUCommunicator(CpuCommunicator):
             self.group_name = f"{meeting_point}-{self.unique_name}-{self.ranks}"
             if len(machines) == 1:
                 self.dist_module = _Replicas(self)
-
-    def send_tensor_dict(self, tensor_dict: dict[str, Any], dst: int) -> None:
-        """Also of what is no tensor: some models send a residual that is None."""
-        others = {key: v for key, v in tensor_dict.items() if not isinstance(v, torch.Tensor)}
-        if others:
-            tensor_dict = {key: v for key, v in tensor_dict.items() if key not in others}
-            content = bytearray(pickle.dumps(others))
-            tensor_dict[OTHERS] = torch.frombuffer(content, dtype=torch.uint8)
-        super().send_tensor_dict(tensor_dict, dst)
-
-    def recv_tensor_dict(self, src: int) -> dict[str, Any]:
-        received: dict[str, Any] = super().recv_tensor_dict(src)
-        if (content := received.pop(OTHERS, None)) is not None:
-            received |= pickle.loads(content.numpy().tobytes())
-        return received
 
     def all_gatherv(
         self,

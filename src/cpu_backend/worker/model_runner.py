@@ -15,6 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
+from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheGroupSpec
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
@@ -237,9 +238,13 @@ class CPUModelRunner(HostCPUModelRunner):
         """The host's, by way of a recorded step where that is possible."""
 
         def forward(embedded: torch.Tensor | None = inputs_embeds) -> Any:
-            return super(CPUModelRunner, self)._model_forward(
+            output = super(CPUModelRunner, self)._model_forward(
                 input_ids, positions, intermediate_tensors, embedded, **model_kwargs
             )
+            if isinstance(output, IntermediateTensors):
+                # Some models send a residual of None to the next stage, which has zeros for it.
+                output.tensors = {k: v for k, v in output.tensors.items() if v is not None}
+            return output
 
         def forward_of_copy() -> Any:
             """Models add to what they are given, which a recorded step has to find unchanged."""
