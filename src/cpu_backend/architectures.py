@@ -25,12 +25,16 @@ KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
 # tests/zoo/adapters.py found.
 WITHOUT_ADAPTERS = ("GPTBigCodeForCausalLM", "Mamba2ForCausalLM", "Zamba2ForCausalLM")
 # Those that tests/zoo/ranks.py found wrong in stages of a pipeline: layers need what another stage
-# has, positions are added once more in each, the host runs layers that a stage does not have.
+# has, positions are added once more in each, the host runs or ties layers that a stage does not
+# have, cuts a tower, too, or clears an image's features before it sends them.
 WITHOUT_STAGES = (
+    "Ernie4_5_VLMoeForConditionalGeneration",
     "GPTBigCodeForCausalLM",
     "GlmMoeDsaForCausalLM",
+    "Granite4VisionForConditionalGeneration",
     "GraniteMoeHybridForCausalLM",
     "SolarForCausalLM",
+    "VoxtralForConditionalGeneration",
 )
 # Those whose indexer attention/sparse.py has.
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")

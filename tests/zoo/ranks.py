@@ -1,8 +1,8 @@
-"""``python -m tests.zoo.ranks [NAMES]``: models of text over two ranks of this machine.
+"""``python -m tests.zoo.ranks [NAMES]``: models over two ranks of this machine.
 
 Cut into halves (``-tp 2``), mixtures also into halves of their experts, and into stages
-(``-pp 2``): in fp32 each answers as ``transformers`` does, alone and together the same bit for bit,
-or refuses in a sentence.  One JSON line per model.
+(``-pp 2``): in fp32 each reads prompts as ``transformers`` does and answers as one rank does, alone
+and together the same bit for bit, or refuses in a sentence.  One JSON line per model.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.zoo import judge, kinds, run, text
-from tests.zoo.build import Spec, build
+import torch
+
+from tests.zoo import audio, images, judge, kinds, rounding, run, text
+from tests.zoo.build import Spec
 from tests.zoo.run import Failed, Round
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -28,34 +30,39 @@ def examine(spec: Spec, ways: list[str]) -> dict[str, tuple[str, str]]:
     """State and words by way.  Runs in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = build(spec, folder)
-        mixture = judge.left_out(model) == judge.WITHOUT_OF_MIXTURES
-        return {way: _examine(folder, model, WAYS[way]) for way in ways if mixture or way != "ep"}
+        asked = rounding.subject(spec, folder)
+        sent = asked.rounds()
+        scored = [Round((prompt,), text.SCORED) for prompt in asked.scored]
+        options = {**text.ENGINES["recorded"], **asked.options}
+        alone = run.forked(run.generate, folder, options, sent)
+        mixture = judge.left_out(asked.model) == judge.WITHOUT_OF_MIXTURES
+        exact = asked.all_logprobs(asked.model)
+        found = {}
+        for way in (way for way in ways if mixture or way != "ep"):
+            try:
+                answers = run.forked(run.generate, folder, options | WAYS[way], sent + scored)
+            except Failed as failed:
+                found[way] = _failure(failed)
+                continue
+            greedy = answers[: len(sent)]
+            faults = judge.differences(sent, {"recorded": greedy}, cached=False)
+            tokens, expected = ([a.tokens for r in rounds for a in r] for rounds in (greedy, alone))
+            if different := sum(a != b for a, b in zip(tokens, expected, strict=True)):
+                faults.append(f"{different} answers are not those of one rank")
+            ours = [value for [answer] in answers[len(sent) :] for value in answer.prompt_logprobs]
+            error = float(((torch.tensor(ours) - exact).abs() / exact.std()).max())
+            if error > judge.FP32_ERROR:
+                faults.append(f"log-probabilities {error:.3g} deviations off")
+            found[way] = (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
+        return found
 
 
-def _examine(folder: Path, model: Any, options: dict[str, Any]) -> tuple[str, str]:
-    prompts = text.prompts()
-    sent = text.rounds(prompts)
-    scored = [Round((prompt,), text.SCORED) for prompt in prompts[:3]]
-    options = {**text.ENGINES["recorded"], **options}
-    try:
-        answers = run.forked(run.generate, folder, options, sent + scored)
-    except Failed as failed:
-        if failed.kind == "ConfigError":  # the host's may be two sentences
-            return judge.REFUSED, failed.message
-        outcome = judge.failure(failed)
-        last = [line for line in outcome.where.splitlines() if "Error" in line][-1:]
-        return outcome.state, "; ".join([outcome.note, *last])
-    greedy, found = answers[: len(sent)], [answer for [answer] in answers[len(sent) :]]
-    faults = judge.differences(sent, {"recorded": greedy}, cached=False)
-    error = judge.worst_error(model, dict(zip(prompts, found, strict=False)))
-    if error > judge.FP32_ERROR:
-        faults.append(f"log-probabilities {error:.3g} deviations off")
-    for asked, answered in zip(sent, greedy, strict=True):
-        for prompt, answer in zip(asked.prompts, answered, strict=True):
-            if (gap := float(judge.gaps(model, prompt, answer.tokens).max())) > judge.TIE:
-                faults.append(f"a token {gap:.3g} deviations below the best")
-    return (judge.WRONG if faults else judge.RIGHT), "; ".join(faults[:3])
+def _failure(failed: Failed) -> tuple[str, str]:
+    if failed.kind == "ConfigError":  # the host's may be two sentences
+        return judge.REFUSED, failed.message
+    outcome = judge.failure(failed)
+    last = [line for line in outcome.where.splitlines() if "Error" in line][-1:]
+    return outcome.state, "; ".join([outcome.note, *last])
 
 
 def main() -> int:
@@ -64,7 +71,8 @@ def main() -> int:
     parser.add_argument("--way", action="append", choices=WAYS, help="every one if none is named")
     arguments = parser.parse_args()
     run.prepare()
-    names = arguments.names or [s.name for s in text.SPECS if not s.refused and not s.host]
+    specs = (*text.SPECS, *images.SPECS, *audio.SPECS)
+    names = arguments.names or [s.name for s in specs if not s.refused and not s.host]
     faulty = False
     for name in names:
         _, spec = kinds.find(name)
