@@ -36,6 +36,14 @@ WITHOUT_STAGES = (
     "SolarForCausalLM",
     "VoxtralForConditionalGeneration",
 )
+# Those whose layers, as it found, do not know that each rank has a part of the heads.
+WITHOUT_HALVES = (
+    "ColBERTModernBertModel",
+    "ColModernVBertForRetrieval",
+    "ModernBertForSequenceClassification",
+    "ModernBertForTokenClassification",
+    "ModernBertModel",
+)
 # Those whose indexer attention/sparse.py has.
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 NOT_COMPARED = (
@@ -94,6 +102,22 @@ def check_layers(model: Any) -> None:
             f"{model.architecture} has layers with a recurrent state, and is not among the models "
             "with such layers that cpu_backend has been compared with transformers on "
             "(docs/models.md): choose one of those."
+        )
+
+
+def check_ranks(architecture: str, parallel: Any) -> None:
+    """Refuse a model that cannot be cut as asked; parallel: the host's ParallelConfig."""
+    names = _names(architecture)
+    stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
+    if stages > 1 and any(name in WITHOUT_STAGES for name in names):
+        raise ConfigError(
+            f"{architecture} cannot be computed in stages: use -tp {stages} instead of "
+            f"-pp {stages}."
+        )
+    if ranks > 1 and any(name in WITHOUT_HALVES for name in names):
+        raise ConfigError(
+            f"{architecture} cannot be cut between ranks: use -dp {ranks}, which starts {ranks} "
+            f"engines, instead of -tp {ranks}."
         )
 
 

@@ -210,12 +210,7 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             f"LoRA adapters of {model.architecture} would be computed wrongly or not at all: leave "
             "--enable-lora out, or serve a checkpoint that the adapter is merged into."
         )
-    stages = config.parallel_config.pipeline_parallel_size
-    if stages > 1 and model.architecture in architectures.WITHOUT_STAGES:
-        raise ConfigError(
-            f"{model.architecture} cannot be computed in stages: use -tp {stages} instead of "
-            f"-pp {stages}."
-        )
+    architectures.check_ranks(model.architecture, config.parallel_config)
 
 
 def _refuse_missing_features_of_media(config: Any) -> None:

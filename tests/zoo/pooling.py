@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -95,13 +97,19 @@ def batches(spec: PoolingSpec) -> list[list[Asked]]:
 
 
 def pool(
-    folder: Path, spec: PoolingSpec, task: str, dtype: str, quantization: str | None = None
+    folder: Path,
+    spec: PoolingSpec,
+    task: str,
+    dtype: str,
+    quantization: str | None = None,
+    ranks: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[list[torch.Tensor]]:
-    """Make an engine for the checkpoint in ``folder`` and send it the batches."""
+    """Make an engine for the checkpoint in ``folder`` and send it the batches; ranks: the options
+    that cut the model."""
     from vllm import LLM
     from vllm.entrypoints.pooling.embed.io_processor import TokenEmbedIOProcessor
 
-    options: dict[str, Any] = {"dtype": dtype, "quantization": quantization}
+    options: dict[str, Any] = {"dtype": dtype, "quantization": quantization, **ranks}
     if spec.cases:
         images = max(len(case.media) for case in spec.cases)
         options["limit_mm_per_prompt"] = {"image": images, "audio": 1, "video": 1}
@@ -123,7 +131,7 @@ def pool(
     return results
 
 
-def answers(folder: Path, spec: PoolingSpec, *options: str) -> list[list[torch.Tensor]]:
+def answers(folder: Path, spec: PoolingSpec, *options: Any) -> list[list[torch.Tensor]]:
     """What engines make of the batches, one for each task; of several, one row of numbers."""
     by_task = [forked(pool, folder, spec, task, *options) for task in TASKS[spec.auto]]
     if len(by_task) == 1:

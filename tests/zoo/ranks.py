@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tests.zoo import audio, images, judge, kinds, rounding, run, text
-from tests.zoo.build import Spec
+from tests.zoo import audio, images, judge, kinds, pooling, rounding, run, text
+from tests.zoo.build import Spec, build
 from tests.zoo.run import Failed, Round
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -30,6 +30,8 @@ def examine(spec: Spec, ways: list[str]) -> dict[str, tuple[str, str]]:
     """State and words by way.  Runs in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if isinstance(spec, pooling.PoolingSpec):
+            return _examine_pooling(spec, ways, folder)
         asked = rounding.subject(spec, folder)
         sent = asked.rounds()
         scored = [Round((prompt,), text.SCORED) for prompt in asked.scored]
@@ -57,6 +59,23 @@ def examine(spec: Spec, ways: list[str]) -> dict[str, tuple[str, str]]:
         return found
 
 
+def _examine_pooling(
+    spec: pooling.PoolingSpec, ways: list[str], folder: Path
+) -> dict[str, tuple[str, str]]:
+    processor = (spec.processor or pooling.write_tokenizer)(folder)
+    model = build(spec, folder)
+    found = {}
+    for way in (way for way in ways if way != "ep"):
+        try:
+            ours = pooling.answers(folder, spec, "float32", None, WAYS[way])
+        except Failed as failed:
+            found[way] = _failure(failed)
+            continue
+        faults = pooling.wrong_numbers(model, spec, processor, ours)
+        found[way] = (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
+    return found
+
+
 def _failure(failed: Failed) -> tuple[str, str]:
     if failed.kind == "ConfigError":  # the host's may be two sentences
         return judge.REFUSED, failed.message
@@ -71,7 +90,7 @@ def main() -> int:
     parser.add_argument("--way", action="append", choices=WAYS, help="every one if none is named")
     arguments = parser.parse_args()
     run.prepare()
-    specs = (*text.SPECS, *images.SPECS, *audio.SPECS)
+    specs = (*text.SPECS, *images.SPECS, *audio.SPECS, *pooling.SPECS)
     names = arguments.names or [s.name for s in specs if not s.refused and not s.host]
     faulty = False
     for name in names:
