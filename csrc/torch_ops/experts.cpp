@@ -141,9 +141,9 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   second.set_bias(down_bias, x);
 
   for (const PackedLinear* weight : first.weights)
-    TORCH_CHECK_VALUE(weight->parts == parts, parts == 2
-                          ? "gate and up projections must be packed in 2 parts."
-                          : "an up projection without a gate must be packed in 1 part.");
+    TORCH_CHECK_VALUE(weight->parts == parts,
+                      parts == 2 ? "gate and up projections must be packed in 2 parts."
+                                 : "an up projection without a gate must be packed in 1 part.");
   TORCH_CHECK_VALUE(parts == 2 || !needs_gate(kind), activation_name,
                     " takes a gate, which these experts have not.");
   const auto buffer = [&](int64_t row_bytes) { return at::empty({pairs, row_bytes}, at::kByte); };

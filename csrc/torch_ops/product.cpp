@@ -110,9 +110,9 @@ Activation activation_named(c10::string_view name) {
   if (name == "relu2") return Activation::kRelu2;
   if (name == "swigluoai") return Activation::kSwigluOai;
   if (name == "swiglustep") return Activation::kSwigluStep;
-  TORCH_CHECK_VALUE(
-      false, "activation '", name,
-      "' is unknown: silu, gelu, gelu_tanh, gelu_quick, relu2, swigluoai and swiglustep are known.");
+  TORCH_CHECK_VALUE(false, "activation '", name,
+                    "' is unknown: silu, gelu, gelu_tanh, gelu_quick, relu2, swigluoai and "
+                    "swiglustep are known.");
 }
 
 void run_product(const Product& product) {

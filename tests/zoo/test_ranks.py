@@ -33,7 +33,7 @@ def test_halves_answer_as_one_rank_or_are_refused() -> None:
     refused = "ModernBertModel"
     found = states((*HALVES, refused), "tp", "ep")
     assert {name: {state for state, _ in ways.values()} for name, ways in found.items()} == {
-        **dict.fromkeys(HALVES, {"right"}),
+        **{name: {"right"} for name in HALVES},
         refused: {"refused"},
     }
 
