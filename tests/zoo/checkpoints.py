@@ -35,6 +35,7 @@ OF_TEXT = {
     **{name: scheme for name, scheme in SCHEMES.items() if name != "gptq-act-order"},
     "gptq": (quantize_model.gptq(4, 32), 0.09),
     "modelopt-fp8": (other_tools.modelopt(quantize_model.fp8(0, 0), "FP8"), 0.037),
+    "modelopt-mxfp8": (other_tools.modelopt(quantize_model.SCHEMES["mxfp8"], "MXFP8"), 0.037),
     "modelopt-nvfp4": (other_tools.modelopt(quantize_model.SCHEMES["nvfp4"], "NVFP4"), 0.1),
 }
 

@@ -1,4 +1,5 @@
-"""Quantized checkpoints of models of images and sounds; all of them by hand, as formats."""
+"""Quantized checkpoints of models of images and sounds, and of experts without a gate; all of them
+by hand, as formats."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ WITH_TORCHVISION = (
     "name",
     [
         "Idefics3ForConditionalGeneration",
+        "NemotronHForCausalLM",
         *(
             pytest.param(name, marks=pytest.mark.needs("torchvision"))
             for name in WITH_TORCHVISION
