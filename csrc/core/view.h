@@ -21,7 +21,7 @@ enum class Activation : int {
   kGeluTanh,   // the tanh approximation; also "gelu_new" and "gelu_fast"
   kGeluQuick,  // x * sigmoid(1.702 x)
   kSigmoid,    // 1 / (1 + exp(-x))
-  kRelu2,      // max(x, 0)^2
+  kRelu2,      // without a gate only: max(x, 0)^2
   kSwigluOai,  // gated only: (up + 1) * gelu_quick(gate), gate at most 7, up from -7 to 7 (gpt-oss)
   kSwigluStep,  // gated only: silu(gate), at most 7, times up from -7 to 7 (Step 3.5)
 };
@@ -29,6 +29,7 @@ enum class Activation : int {
 inline bool needs_gate(Activation kind) {
   return kind == Activation::kSwigluOai || kind == Activation::kSwigluStep;
 }
+inline bool may_have_gate(Activation kind) { return kind != Activation::kRelu2; }
 
 // y = x / rms(x) * weight, or with a residual: residual += x first, and y from the sum.
 struct NormArgs {

@@ -95,7 +95,7 @@ void store_gated(const GemmEpilogue& to, int64_t row, int64_t rows, Slice column
     case Activation::kSigmoid:
       return store_gated_as<T, Activation::kSigmoid>(to, row, rows, columns, up_column, gates, ups);
     case Activation::kRelu2:
-      return store_gated_as<T, Activation::kRelu2>(to, row, rows, columns, up_column, gates, ups);
+      return;  // may_have_gate() says no
     case Activation::kSwigluOai:
       return store_gated_as<T, Activation::kSwigluOai>(to, row, rows, columns, up_column, gates,
                                                        ups);

@@ -146,6 +146,8 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
                                  : "an up projection without a gate must be packed in 1 part.");
   TORCH_CHECK_VALUE(parts == 2 || !needs_gate(kind), activation_name,
                     " takes a gate, which these experts have not.");
+  TORCH_CHECK_VALUE(parts == 1 || may_have_gate(kind), activation_name,
+                    " is not there with a gate, which these experts have.");
   const auto buffer = [&](int64_t row_bytes) { return at::empty({pairs, row_bytes}, at::kByte); };
   const bool quantized_down = second.weights[0]->quantized != nullptr;
   const int64_t hidden_stride = padded_depth(intermediate);

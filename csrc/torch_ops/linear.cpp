@@ -172,6 +172,8 @@ void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
   GemmEpilogue epilogue{};
   epilogue.gated = true;
   epilogue.activation = activation_named(activation);
+  TORCH_CHECK_VALUE(may_have_gate(epilogue.activation), activation,
+                    " is not there with a gate: call linear_act.");
   run_linear(weight, token_rows(x), bias, epilogue, out);
 }
 

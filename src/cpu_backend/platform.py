@@ -210,7 +210,8 @@ def _refuse_missing_features(config: VllmConfig) -> None:
             f"LoRA adapters of {model.architecture} would be computed wrongly or not at all: leave "
             "--enable-lora out, or serve a checkpoint that the adapter is merged into."
         )
-    architectures.check_ranks(model.architecture, config.parallel_config)
+    if model is not None:
+        architectures.check_ranks(model.architecture, config.parallel_config)
 
 
 def _refuse_missing_features_of_media(config: Any) -> None:

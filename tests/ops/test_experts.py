@@ -250,6 +250,8 @@ def test_wrong_arguments_are_named(seeded: torch.Generator) -> None:
         )
     with pytest.raises(ValueError, match="swigluoai takes a gate, which these experts have not"):
         Experts([PackedLinear(up)], [PackedLinear(down)], "swigluoai")(out, x, weights, ids * 0)
+    with pytest.raises(ValueError, match="relu2 is not there with a gate, which these experts"):
+        Experts([packed], [PackedLinear(down)], "relu2")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="1 gate and up projections do not fit 2"):
         Experts([packed], [PackedLinear(down)] * 2, "silu")(out, x, weights, ids * 0)
     with pytest.raises(ValueError, match="the down projection of an expert is"):

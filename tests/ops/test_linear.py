@@ -217,6 +217,8 @@ def test_linear_epilogues_refuse_what_does_not_fit() -> None:
         halves.act_and_mul(torch.empty(3, 2), x, "relu")
     with pytest.raises(ValueError, match="swigluoai takes a gate and a projection"):
         layer.act(torch.empty(3, 4), x, "swigluoai")
+    with pytest.raises(ValueError, match="relu2 is not there with a gate: call linear_act"):
+        halves.act_and_mul(torch.empty(3, 2), x, "relu2")
     with pytest.raises(ValueError, match=r"output has shape \[3, 2\], expected \[3, 4\]"):
         layer.act(torch.empty(3, 2), x, "silu")
     with pytest.raises(TypeError, match="residual has dtype Half but input has Float"):

@@ -193,6 +193,7 @@ def _activate_in_linear(module: torch.nn.Module) -> bool:
     name = _name_of(activation)
     if (
         name is None
+        or (gated and name == "relu2")
         or not isinstance(packed, providers.Linear)
         or packed.parts != (2 if gated else 1)
         or isinstance(projection, RowParallelLinear)  # its result may be a part of a sum
