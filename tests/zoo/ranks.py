@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,52 +29,56 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def examine(spec: Spec, ways: list[str]) -> dict[str, tuple[str, str]]:
     """State and words by way.  Runs in a process of its own."""
+    found = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if isinstance(spec, pooling.PoolingSpec):
-            return _examine_pooling(spec, ways, folder)
-        asked = rounding.subject(spec, folder)
-        sent = asked.rounds()
-        scored = [Round((prompt,), text.SCORED) for prompt in asked.scored]
-        options = {**text.ENGINES["recorded"], **asked.options}
-        alone = run.forked(run.generate, folder, options, sent)
-        mixture = judge.left_out(asked.model) == judge.WITHOUT_OF_MIXTURES
-        exact = asked.all_logprobs(asked.model)
-        found = {}
+        is_pooling = isinstance(spec, pooling.PoolingSpec)
+        faults_of, mixture = (_pooling if is_pooling else _generating)(spec, Path(name))
         for way in (way for way in ways if mixture or way != "ep"):
             try:
-                answers = run.forked(run.generate, folder, options | WAYS[way], sent + scored)
+                faults = faults_of(WAYS[way])
+                found[way] = (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
             except Failed as failed:
                 found[way] = _failure(failed)
-                continue
-            greedy = answers[: len(sent)]
-            faults = judge.differences(sent, {"recorded": greedy}, cached=False)
-            tokens, expected = ([a.tokens for r in rounds for a in r] for rounds in (greedy, alone))
-            if different := sum(a != b for a, b in zip(tokens, expected, strict=True)):
-                faults.append(f"{different} answers are not those of one rank")
-            ours = [value for [answer] in answers[len(sent) :] for value in answer.prompt_logprobs]
-            error = float(((torch.tensor(ours) - exact).abs() / exact.std()).max())
-            if error > judge.FP32_ERROR:
-                faults.append(f"log-probabilities {error:.3g} deviations off")
-            found[way] = (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
-        return found
+    return found
 
 
-def _examine_pooling(
-    spec: pooling.PoolingSpec, ways: list[str], folder: Path
-) -> dict[str, tuple[str, str]]:
+# What is wrong with engines that are cut so, and whether experts may be cut.
+Faults = tuple[Callable[[dict[str, Any]], list[str]], bool]
+
+
+def _generating(spec: Spec, folder: Path) -> Faults:
+    asked = rounding.subject(spec, folder)
+    sent = asked.rounds()
+    scored = [Round((prompt,), text.SCORED) for prompt in asked.scored]
+    options = {**text.ENGINES["recorded"], **asked.options}
+    alone = run.forked(run.generate, folder, options, sent)
+    exact = asked.all_logprobs(asked.model)
+
+    def faults_of(way: dict[str, Any]) -> list[str]:
+        answers = run.forked(run.generate, folder, options | way, sent + scored)
+        greedy = answers[: len(sent)]
+        faults = judge.differences(sent, {"recorded": greedy}, cached=False)
+        tokens, expected = ([a.tokens for r in rounds for a in r] for rounds in (greedy, alone))
+        if different := sum(a != b for a, b in zip(tokens, expected, strict=True)):
+            faults.append(f"{different} answers are not those of one rank")
+        ours = [value for [answer] in answers[len(sent) :] for value in answer.prompt_logprobs]
+        error = float(((torch.tensor(ours) - exact).abs() / exact.std()).max())
+        if error > judge.FP32_ERROR:
+            faults.append(f"log-probabilities {error:.3g} deviations off")
+        return faults
+
+    return faults_of, judge.left_out(asked.model) == judge.WITHOUT_OF_MIXTURES
+
+
+def _pooling(spec: Any, folder: Path) -> Faults:
     processor = (spec.processor or pooling.write_tokenizer)(folder)
     model = build(spec, folder)
-    found = {}
-    for way in (way for way in ways if way != "ep"):
-        try:
-            ours = pooling.answers(folder, spec, "float32", None, WAYS[way])
-        except Failed as failed:
-            found[way] = _failure(failed)
-            continue
-        faults = pooling.wrong_numbers(model, spec, processor, ours)
-        found[way] = (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
-    return found
+
+    def faults_of(way: dict[str, Any]) -> list[str]:
+        ours = pooling.answers(folder, spec, "float32", None, way)
+        return pooling.wrong_numbers(model, spec, processor, ours)
+
+    return faults_of, False
 
 
 def _failure(failed: Failed) -> tuple[str, str]:
