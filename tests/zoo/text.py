@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,21 @@ def rounds(p: Sequence[Any]) -> list[Round]:
     return [Round(tuple(asked), GREEDY) for asked in sent]
 
 
-def examine(spec: Spec, folder: Path) -> Outcome:
-    """Build the model, run every engine, compare.  Runs in a process of its own."""
+def examine(
+    spec: Spec, folder: Path, served: Callable[[], tuple[Path, dict[str, Any]]] | None = None
+) -> Outcome:
+    """Build the model, run every engine, compare.  Runs in a process of its own.
+
+    served: makes what engines are given instead of ``folder``, and options of theirs.
+    """
     if spec.refused:
         return judge.refusal(spec, folder, generate, ENGINES["recorded"], [])
     model = build(spec, folder)
     scored = [Round((prompt,), SCORED) for prompt in prompts()[:3]]
+    path, extra = served() if served else (folder, {})
     try:
         answers = {
-            name: forked(generate, folder, options, rounds(prompts()) + scored)
+            name: forked(generate, path, options | extra, rounds(prompts()) + scored)
             for name, options in ENGINES.items()
         }
     except Failed as failed:

@@ -1,47 +1,48 @@
 """What a GGUF file is as a Hugging Face checkpoint: config.json and named tensors.
 
-A model has all tensors of its architecture (``names.py``) and no others.  The order of rows is the
-one difference in content: llama.cpp interleaves the halves of each head of Llama's query and key
-projections, and here they are put back (``undo_rope_permutation``).
+A model has all tensors of its architecture (``architectures``) and no others.  What llama.cpp has
+changed is changed back: the order of rows, of Llama's query and key projections; tensors that are
+one there and several here; and numbers, where an architecture says so.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.names import ARCHITECTURES, HEAD_NORMS, MIXTURES, OUTER_TENSORS, ROUTER
+from cpu_backend.gguf.architectures import find
+from cpu_backend.gguf.architectures.base import JOINED, OUTER, Tensor, joined, shape_of
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
 
-TABLE, HEAD = OUTER_TENSORS["token_embd.weight"], OUTER_TENSORS["output.weight"]
-ROPE_FACTORS = "rope_freqs.weight"
-# Llama 3.1 and later stretch slow rotations; a GGUF file holds only the resulting factors.
-LLAMA3_ROPE = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-LARGEST = 1 << 31  # of any size in the metadata
+TABLE, HEAD = OUTER["token_embd.weight"].name, OUTER["output.weight"].name
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of the checkpoint; ``heads`` if its rows are interleaved within each head."""
+    """A tensor of the checkpoint.
+
+    info: in the file.  shape: here; fewer rows than there where it is a part, which begins at
+    ``first``.  heads: within which its rows are interleaved, if not 0.
+    """
 
     info: TensorInfo
+    tensor: Tensor
+    shape: tuple[int, ...]
+    first: int = 0
     heads: int = 0
 
     @property
-    def is_router(self) -> bool:
-        """Whether it chooses experts: a matrix that every backend computes unquantized."""
-        return self.info.name.endswith(ROUTER)
+    def kind(self) -> BlockType:
+        """Its type in the file."""
+        return self.info.kind
+
+    @property
+    def as_numbers(self) -> bool:
+        """Whether it is read as numbers, and not packed from the file's blocks."""
+        return len(self.shape) == 1 or self.tensor.plain or self.tensor.values is not None
 
 
 class Checkpoint:
@@ -54,22 +55,12 @@ class Checkpoint:
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
-        name = file.get("general.architecture", str)
-        mixture = file.get(f"{name}.expert_count", int, 0) != 0
-        known = MIXTURES if mixture else ARCHITECTURES
-        if name not in known:
-            kind = "mixture of experts" if mixture else "model"
-            raise file.error(
-                f"holds a {kind} of the architecture '{name}', which is not supported",
-                f"choose one of {', '.join(known)}, or the original checkpoint",
-            )
-        if file.get("split.count", int, 1) != 1:
-            raise file.error("is one part of several", "merge them with llama-gguf-split --merge")
-        self._name = name
-        self.architecture = known[name]
-        self.config = self._config()
+        self.architecture = find(file)
+        self.config = self.architecture.config()
         self.entries = self._entries()
-        self.config |= {"rope_scaling": self._rope_scaling(), "torch_dtype": self._dtype()}
+        roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
+        tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
+        self.config |= {**tokens, "torch_dtype": self._dtype()}
 
     @property
     def tied(self) -> bool:
@@ -79,21 +70,7 @@ class Checkpoint:
     @property
     def table(self) -> BlockType:
         """The type of the embedding table."""
-        return self.entries[TABLE].info.kind
-
-    # ---- config.json -------------------------------------------------------------------------
-
-    def _size(self, key: str, default: int | None = None) -> int:
-        value = self.file.get(f"{self._name}.{key}", int, default)
-        if not 1 <= value < LARGEST:
-            raise self.file.error(f"has {value} in the field '{self._name}.{key}'")
-        return int(value)
-
-    def _number(self, key: str, default: float | None = None) -> float:
-        value = self.file.get(f"{self._name}.{key}", (int, float), default)
-        if not (math.isfinite(value) and value > 0):
-            raise self.file.error(f"has {value} in the field '{self._name}.{key}'")
-        return shortest_float(value)
+        return self.entries[TABLE].kind
 
     def token(self, role: str) -> int | None:
         """The id of a special token: bos, eos, eot, padding."""
@@ -101,188 +78,110 @@ class Checkpoint:
         if key not in self.file.metadata:
             return None
         token = self.file.get(key, int)
-        if not 0 <= token < self._vocab_size():
+        if not 0 <= token < self.architecture.vocab_size:
             raise self.file.error(f"has no token {token}, which is its {role} token")
-        return token
-
-    def _vocab_size(self) -> int:
-        table = self.file.tensors.get("token_embd.weight")
-        if table is None:
-            raise self.file.error("has no tensor 'token_embd.weight'", "choose a whole model")
-        return table.shape[0]
-
-    def _config(self) -> dict[str, Any]:
-        hidden_size, num_heads = self._size("embedding_length"), self._size("attention.head_count")
-        head_dim = self._size("attention.key_length", max(hidden_size // num_heads, 1))
-        if self._size("attention.value_length", head_dim) != head_dim:
-            raise self.file.error("has keys and values of different lengths, not supported here")
-        if self._size("rope.dimension_count", head_dim) != head_dim or head_dim % 2:
-            raise self.file.error("rotates only a part of each head, which is not supported")
-        return {
-            "architectures": [self.architecture.class_name],
-            "model_type": self.architecture.model_type or self._name,
-            **dict(self.architecture.config),
-            "attention_dropout": 0.0,
-            "bos_token_id": self.token("bos"),
-            "eos_token_id": self.token("eos"),
-            "pad_token_id": self.token("padding"),
-            "head_dim": head_dim,
-            "hidden_act": "silu",
-            "hidden_size": hidden_size,
-            **self._feed_forward(),
-            "max_position_embeddings": self._size("context_length"),
-            "num_attention_heads": num_heads,
-            "num_hidden_layers": self._size("block_count"),
-            "num_key_value_heads": self._size("attention.head_count_kv", num_heads),
-            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon"),
-            "rope_scaling": None,
-            "rope_theta": self._number("rope.freq_base", 10000.0),
-            "tie_word_embeddings": "output.weight" not in self.file.tensors,
-            "torch_dtype": "bfloat16",
-            "vocab_size": self._vocab_size(),
-        }
-
-    def _feed_forward(self) -> dict[str, int]:
-        if not self.architecture.num_experts:
-            return {"intermediate_size": self._size("feed_forward_length")}
-        count, used = self._size("expert_count"), self._size("expert_used_count")
-        if used > count:
-            raise self.file.error(f"uses {used} of {count} experts")
-        key = "expert_feed_forward_length"
-        if f"{self._name}.{key}" not in self.file.metadata:
-            key = "feed_forward_length"
-        size = self._size(key)
-        return {
-            self.architecture.num_experts: count,
-            "num_experts_per_tok": used,
-            "intermediate_size": size,
-            "moe_intermediate_size": size,
-        }
+        return int(token)
 
     def _dtype(self) -> str:
-        """That of the matrices; quantized ones are computed in bfloat16."""
-        query = self.file.tensors["blk.0.attn_q.weight"]
-        return {"F32": "float32", "F16": "float16"}.get(query.kind.name, "bfloat16")
-
-    def _rope_scaling(self) -> dict[str, Any] | None:
-        if ROPE_FACTORS in self.file.tensors:
-            return self._llama3_rope()
-        kind = self.file.get(f"{self._name}.rope.scaling.type", str, "none")
-        if kind == "none":
-            return None
-        if kind not in ("linear", "yarn"):
-            raise self.file.error(f"scales its positions by '{kind}', which is not supported")
-        scaling = {"rope_type": kind, "factor": self._number("rope.scaling.factor")}
-        if kind == "yarn":
-            original = self._size("rope.scaling.original_context_length")
-            scaling["original_max_position_embeddings"] = original
-        return scaling
-
-    def _llama3_rope(self) -> dict[str, Any]:
-        """The parameters of which a file with factors has the result, checked to be those."""
-        info = self.file.tensors[ROPE_FACTORS]
-        head_dim, theta = self.config["head_dim"], self.config["rope_theta"]
-        if info.kind.quantized or info.shape != (head_dim // 2,):
-            raise self.file.error(f"has the tensor '{ROPE_FACTORS}' of another shape than expected")
-        found = self.values(Entry(info)).double()
-        scaling = {"rope_type": "llama3", "factor": shortest_float(float(found.max()))}
-        scaling |= LLAMA3_ROPE
-        expected = llama3_factors(head_dim, theta, scaling)
-        if not torch.allclose(found, expected, rtol=1e-4):
-            raise self.file.error(
-                f"has factors of positions in '{ROPE_FACTORS}' that are not those of Llama 3",
-                "use the original checkpoint",
-            )
-        return scaling
+        """That of the first matrix of a layer; quantized ones are computed in bfloat16."""
+        kind = next(
+            entry.kind.name
+            for entry in self.entries.values()
+            if entry.info.name.startswith("blk.") and not entry.as_numbers
+        )
+        return {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
 
     # ---- tensors -----------------------------------------------------------------------------
 
     def _entries(self) -> dict[str, Entry]:
-        entries = {}
-        for gguf_name, name, shape in self._expected():
-            info = self.file.tensors.get(gguf_name)
-            if info is None:
-                raise self.file.error(f"has no tensor '{gguf_name}'", "choose a whole model")
-            if info.shape != shape:
+        entries = self._read(-1, "", self.architecture.outer())
+        for layer in range(self.config["num_hidden_layers"]):
+            entries |= self._read(layer, f"blk.{layer}.", self.architecture.layer(layer))
+        for entry in entries.values():
+            self._check_gate(entry)
+        used = {entry.info.name for entry in entries.values()}
+        for name in sorted(self.file.tensors.keys() - used):
+            if not self.architecture.ignored(name):
                 raise self.file.error(
-                    f"has the tensor '{gguf_name}' of shape {list(info.shape)} and "
-                    f"{list(shape)} is expected"
+                    f"has the unknown tensor '{name}'", "use the original checkpoint"
                 )
-            if len(shape) == 1 and info.kind.quantized:
-                raise self.file.error(f"has the vector '{gguf_name}' in {info.kind.name}")
-            if gguf_name.endswith("ffn_up_exps.weight"):
-                self._check_gate(info)
-            entries[name] = Entry(info, self._interleaved_heads(gguf_name))
-        unknown = self.file.tensors.keys() - {e.info.name for e in entries.values()}
-        for gguf_name in sorted(unknown - {ROPE_FACTORS}):
-            raise self.file.error(
-                f"has the unknown tensor '{gguf_name}'", "use the original checkpoint"
-            )
         return entries
 
-    def _check_gate(self, up: TensorInfo) -> None:
-        """An expert's gate and up projection are packed as one matrix."""
-        gate = self.file.tensors[up.name.replace("up", "gate")]
-        if gate.kind != up.kind:
+    def _read(self, layer: int, block: str, tensors: dict[str, Tensor]) -> dict[str, Entry]:
+        """The entries of a layer, or of what is outside of layers: -1."""
+        sizes = self.architecture.sizes(layer, self.config)
+        prefix = self.architecture.prefix(layer) if layer >= 0 else ""
+        entries = {}
+        for name, tensor in tensors.items():
+            if name == "output.weight" and self.config["tie_word_embeddings"]:
+                continue
+            found = self._find(block, name, tensor, tensors, sizes)
+            if found is not None:
+                entries[prefix + tensor.name] = found
+        return entries
+
+    def _find(
+        self, block: str, name: str, tensor: Tensor, tensors: dict[str, Tensor], sizes: Any
+    ) -> Entry | None:
+        shape = whole = shape_of(name, tensor, sizes)
+        place, first = block + name, 0
+        if place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
+            place = longer
+            kind, _, ending = name.rpartition(".")
+            of = next(parts for parts in JOINED.values() if kind in parts)
+            parts = [f"{part}.{ending}" for part in of]
+            axis = max(len(shape) - 2, 0)  # of rows
+            rows = [shape_of(part, tensors[part], sizes)[axis] for part in parts]
+            first = sum(rows[: parts.index(name)])
+            whole = (*shape[:axis], sum(rows), *shape[axis + 1 :])
+        info = self.file.tensors.get(place)
+        if info is None:
+            if tensor.optional:
+                return None
+            raise self.file.error(f"has no tensor '{place}'", "choose a whole model")
+        if info.shape != whole:
             raise self.file.error(
-                f"has '{gate.name}' in {gate.kind.name} and '{up.name}' in {up.kind.name}",
+                f"has the tensor '{place}' of shape {list(info.shape)} and "
+                f"{list(whole)} is expected"
+            )
+        if len(shape) == 1 and info.kind.quantized:
+            raise self.file.error(f"has the vector '{place}' in {info.kind.name}")
+        heads = sizes[tensor.heads] if tensor.heads else 0
+        return Entry(info, tensor, shape, first, heads)
+
+    def _check_gate(self, entry: Entry) -> None:
+        """An expert's gate and up projection are packed as one matrix."""
+        if not entry.info.name.endswith("ffn_up_exps.weight"):
+            return
+        gate = self.file.tensors.get(entry.info.name.replace("up", "gate"), entry.info)
+        if gate.kind != entry.kind:
+            raise self.file.error(
+                f"has '{gate.name}' in {gate.kind.name} and '{entry.info.name}' in "
+                f"{entry.kind.name}",
                 "choose one with both in the same type",
             )
 
-    def _interleaved_heads(self, gguf_name: str) -> int:
-        if not self.architecture.interleaved:
-            return 0
-        part = gguf_name.split(".", 2)[-1]
-        if part == "attn_q.weight":
-            return int(self.config["num_attention_heads"])
-        return int(self.config["num_key_value_heads"]) if part == "attn_k.weight" else 0
-
-    def _expected(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(GGUF name, Hugging Face name, shape) of every tensor that the model has."""
-        config = self.config
-        hidden, ffn, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
-        experts = config.get(self.architecture.num_experts, 0)
-        queries = config["num_attention_heads"] * head
-        keys = config["num_key_value_heads"] * head
-        outs = {"q": queries, "k": keys, "v": keys, "gate": ffn, "up": ffn, "gate_inp": experts}
-        for gguf_name, name in OUTER_TENSORS.items():
-            if gguf_name != "output.weight" or not config["tie_word_embeddings"]:
-                is_norm = gguf_name == "output_norm.weight"
-                yield gguf_name, name, (hidden,) if is_norm else (config["vocab_size"], hidden)
-        for layer in range(config["num_hidden_layers"]):
-            for gguf_name, name in self.architecture.layer_tensors.items():
-                short = re.sub(r".*?_(\w+?)(_exps)?\.\w+", r"\1", gguf_name)
-                if gguf_name in HEAD_NORMS:
-                    shape: tuple[int, ...] = (head,)
-                elif short == "norm":
-                    shape = (hidden,)
-                elif gguf_name.endswith(".bias"):
-                    shape = (outs[short],)
-                elif short in outs:
-                    shape = (outs[short], hidden)
-                else:
-                    shape = (hidden, queries if short == "output" else ffn)
-                if "_exps." in gguf_name:
-                    shape = (experts, *shape)
-                yield f"blk.{layer}.{gguf_name}", f"model.layers.{layer}.{name}", shape
-
     def raw(self, entry: Entry) -> torch.Tensor:
-        """The bytes of a tensor, uint8 [rows, bytes], rows in checkpoint order; mapped, or a copy
-        where they had to be moved."""
+        """The bytes of a tensor, uint8 [..., rows, bytes], rows in checkpoint order; mapped, or a
+        copy where they had to be moved."""
         info = entry.info
         mapped = torch.from_file(  # private: nothing that is done to it reaches the file
             str(self.file.path), shared=False, size=info.offset + info.nbytes, dtype=torch.uint8
         )
-        rows = mapped[info.offset :].view(-1, info.row_bytes)
+        vector = len(info.shape) == 1  # whose numbers are moved as rows are
+        shape = (*info.shape, info.kind.nbytes) if vector else (*info.shape[:-1], info.row_bytes)
+        rows = mapped[info.offset :].view(shape)
+        rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         # A quantized block lies within one row, so moving rows loses nothing.
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor as numbers of ``dtype``."""
-        info = entry.info
-        return blocks.dequantize(info.kind, self.raw(entry), self.file.order, dtype).view(
-            info.shape
-        )
+        raw = self.raw(entry)
+        wanted = torch.float32 if entry.tensor.values else dtype
+        rows = raw.reshape(-1, raw.shape[-1])
+        numbers = blocks.dequantize(entry.kind, rows, self.file.order, wanted).view(entry.shape)
+        return entry.tensor.values(numbers).to(dtype) if entry.tensor.values else numbers
 
 
 def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -294,18 +193,3 @@ def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
     head_dim = weight.shape[0] // num_heads
     pairs = weight.reshape(num_heads, head_dim // 2, 2, -1)
     return pairs.transpose(1, 2).reshape(weight.shape)
-
-
-def llama3_factors(head_dim: int, theta: float, scaling: dict[str, Any]) -> torch.Tensor:
-    """By what Llama 3 divides each of the head_dim / 2 frequencies: 1 for fast ones, ``factor``
-    for those with fewer than ``low_freq_factor`` turns in the original context."""
-    frequency = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    return 1 / ((1 - smooth) / scaling["factor"] + smooth)
-
-
-def shortest_float(value: float) -> float:
-    """The decimal number that a stored fp32 value was meant to be: 9.999999747e-06 -> 1e-05."""
-    return float(str(np.float32(value)))

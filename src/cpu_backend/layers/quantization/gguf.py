@@ -82,17 +82,22 @@ class CpuGgufConfig(OwnConfig):
             if checkpoint.tied and not checkpoint.table.quantized:
                 return None  # shares the table's packed weight
             name = TABLE if checkpoint.tied else HEAD
-            return CpuGgufMethod([checkpoint.entries[name].info.kind], checkpoint.file.order)
+            return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
         shards = self.packed_modules_mapping.get(last, [last])
         entries = [checkpoint.entries[f"{path}.{shard}.weight"] for shard in shards]
-        if entries[0].is_router:
+        if any(entry.as_numbers for entry in entries):
             return UnquantizedLinearMethod()
-        return CpuGgufMethod([entry.info.kind for entry in entries], checkpoint.file.order)
+        return CpuGgufMethod([entry.kind for entry in entries], checkpoint.file.order)
 
 
 class BlocksParameter(BasevLLMParameter):
-    """Rows of the mapped file, uint8 [rows, bytes], per shard; the tensor itself stays empty."""
+    """Rows of the mapped file, uint8 [rows, bytes], per shard; the tensor itself stays empty.
+
+    kinds: of each shard; one for all where they are one tensor of the checkpoint.
+    """
+
+    output_dim = 0  # of rows, by which the host cuts a tensor of several shards
 
     def __init__(self, kinds: list[BlockType], columns: int, weight_loader: Any) -> None:
         super().__init__(data=torch.empty(0, dtype=torch.uint8), weight_loader=weight_loader)
@@ -172,7 +177,8 @@ class CpuGgufMethod(LinearMethodBase):
         """Pack: shards of one type that lie side by side become one weight."""
         shards = layer.weight.shards
         runs: list[tuple[BlockType, list[torch.Tensor]]] = []
-        for index, kind in enumerate(self._kinds):
+        kinds = self._kinds * len(shards) if len(self._kinds) == 1 else self._kinds
+        for index, kind in enumerate(kinds):
             if not runs or runs[-1][0] != kind:
                 runs.append((kind, []))
             runs[-1][1].append(shards[index])
@@ -246,8 +252,9 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
     def __init__(self, moe: FusedMoEConfig, entries: list[Entry], order: str) -> None:
         super().__init__(moe)
         self._order = order
-        kinds = {entry.info.name.split("_")[1]: entry.info.kind for entry in entries}
-        self._kinds = {"w13": kinds["gate"], "w2": kinds["down"]}
+        self._kinds = {
+            "w2" if "ffn_down" in entry.info.name else "w13": entry.kind for entry in entries
+        }
 
     def create_weights(
         self,
@@ -318,6 +325,7 @@ class CpuGgufLoader(DefaultModelLoader):
     def __init__(self, load_config: LoadConfig) -> None:
         # A draft model beside it may be an ordinary checkpoint.
         super().__init__(replace(load_config, load_format="auto"))
+        self.enable_weights_track = True  # a parameter without a weight is an error
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Nothing to do for a file."""
@@ -331,20 +339,23 @@ class CpuGgufLoader(DefaultModelLoader):
         if model_config.quantization != METHOD:
             return super().get_all_weights(model_config, model)
         self.counter_before_loading_weights = time.perf_counter()
-        return _weights(model_config)
+        return _weights(model_config, model)
 
 
-def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(
+    model_config: ModelConfig, model: torch.nn.Module
+) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
-        if name == TABLE or len(entry.info.shape) == 1 or entry.is_router:
+        if name == TABLE or entry.as_numbers:
             yield name, checkpoint.values(entry, model_config.dtype)
-        elif len(entry.info.shape) == 3:
-            for number, rows in enumerate(checkpoint.raw(entry).chunk(entry.info.shape[0])):
+        elif len(entry.shape) == 3:
+            for number, rows in enumerate(checkpoint.raw(entry)):
                 yield name.format(number), rows
         else:
             yield name, checkpoint.raw(entry)
-    if checkpoint.tied and checkpoint.table.quantized:
+    # Some classes have no output layer of their own and multiply by the table.
+    if checkpoint.tied and checkpoint.table.quantized and hasattr(model, "lm_head"):
         yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
 
 

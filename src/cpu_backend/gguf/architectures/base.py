@@ -1,0 +1,419 @@
+"""What an architecture of llama.cpp is as one of Hugging Face.
+
+``Architecture`` says it of Llama; the other modules of this package have a subclass for each
+architecture, which says what differs.  Without torch: scripts that write GGUF files for
+comparisons run where there is none.
+
+Names of fields and tensors: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and
+llama.cpp's ``gguf-py/gguf/constants.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cpu_backend.gguf.reader import GgufFile, TensorInfo
+
+LARGEST = 1 << 31  # of any size in the metadata
+ROPE_FACTORS = "rope_freqs.weight"
+
+# By the name of a tensor without its block and ending: its shape, in names of ``sizes``.  A bias
+# has that of its matrix without the last.
+_MATRICES = {
+    "token_embd": ("vocabulary", "hidden"),
+    "output": ("vocabulary", "hidden"),
+    "attn_q": ("queries", "hidden"),
+    "attn_k": ("keys", "hidden"),
+    "attn_v": ("values", "hidden"),
+    "attn_qkv": ("qkv", "hidden"),
+    "attn_output": ("hidden", "outputs"),
+    "ffn_gate": ("ffn", "hidden"),
+    "ffn_up": ("ffn", "hidden"),
+    "ffn_down": ("hidden", "ffn"),
+    "ffn_gate_inp": ("experts", "hidden"),
+    "ffn_gate_exps": ("experts", "expert_ffn", "hidden"),
+    "ffn_up_exps": ("experts", "expert_ffn", "hidden"),
+    "ffn_down_exps": ("experts", "hidden", "expert_ffn"),
+    "ffn_gate_shexp": ("shared_ffn", "hidden"),
+    "ffn_up_shexp": ("shared_ffn", "hidden"),
+    "ffn_down_shexp": ("hidden", "shared_ffn"),
+}
+_VECTORS = {
+    "attn_q_norm": "head",
+    "attn_k_norm": "head",
+    "attn_sinks": "heads",
+    "exp_probs_b": "experts",
+    "ffn_gate_inp_shexp": "hidden",
+}
+# One in the file for two or three in a checkpoint: the parts, in their order.
+JOINED = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+}
+
+Rows = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a checkpoint: ``name`` there, {} for the number of an expert.
+
+    shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
+    counts the heads within which its rows are interleaved.  values: makes the checkpoint's numbers
+    of the file's.  plain: computed unquantized by every backend, as routers are.  optional: a
+    model may do without.
+    """
+
+    name: str
+    shape: tuple[str | int, ...] = ()
+    heads: str = ""
+    values: Callable[[Any], Any] | None = None
+    plain: bool = False
+    optional: bool = False
+
+
+def named(tensors: dict[str, str]) -> dict[str, Tensor]:
+    """Tensors of which there is nothing else to say."""
+    return {gguf_name: Tensor(name) for gguf_name, name in tensors.items()}
+
+
+def optional(tensors: dict[str, str]) -> dict[str, Tensor]:
+    """Those that a model may do without."""
+    return {gguf_name: Tensor(name, optional=True) for gguf_name, name in tensors.items()}
+
+
+def plain(tensors: dict[str, str]) -> dict[str, Tensor]:
+    """Matrices that are never quantized."""
+    return {gguf_name: Tensor(name, plain=True) for gguf_name, name in tensors.items()}
+
+
+def minus_one(weight: Any) -> Any:
+    """Of norms around 0 the file has what they multiply by."""
+    return weight - 1
+
+
+def centred(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With norms around 0 in the checkpoint."""
+    return {
+        name: replace(tensor, values=minus_one) if name.endswith("norm.weight") else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+OUTER = named(
+    {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    }
+)
+ATTENTION = named(
+    {
+        "attn_norm.weight": "input_layernorm.weight",
+        "attn_q.weight": "self_attn.q_proj.weight",
+        "attn_k.weight": "self_attn.k_proj.weight",
+        "attn_v.weight": "self_attn.v_proj.weight",
+        "attn_output.weight": "self_attn.o_proj.weight",
+    }
+)
+FFN_NORM = named({"ffn_norm.weight": "post_attention_layernorm.weight"})
+MLP = named(
+    {
+        "ffn_gate.weight": "mlp.gate_proj.weight",
+        "ffn_up.weight": "mlp.up_proj.weight",
+        "ffn_down.weight": "mlp.down_proj.weight",
+    }
+)
+QKV_BIASES = {
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+}
+HEAD_NORMS = named(
+    {
+        "attn_q_norm.weight": "self_attn.q_norm.weight",
+        "attn_k_norm.weight": "self_attn.k_norm.weight",
+    }
+)
+EXPERTS = plain({"ffn_gate_inp.weight": "mlp.gate.weight"}) | named(
+    {
+        "ffn_gate_exps.weight": "mlp.experts.{}.gate_proj.weight",
+        "ffn_up_exps.weight": "mlp.experts.{}.up_proj.weight",
+        "ffn_down_exps.weight": "mlp.experts.{}.down_proj.weight",
+    }
+)
+
+
+class Architecture:
+    """Llama, and what others differ in.  Raises ConfigError for metadata that no such model has.
+
+    class_name, model_type: of Hugging Face.  interleaved: the rows of query and key projections
+    are, within each head.  partial_rotary: a part of each head may be rotated.
+    """
+
+    class_name = "LlamaForCausalLM"
+    model_type = "llama"
+    interleaved = False
+    partial_rotary = False
+    activation = "silu"
+    epsilon = "layer_norm_rms_epsilon"
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.name = file.get("general.architecture", str)
+
+    # ---- metadata ----------------------------------------------------------------------------
+
+    def has(self, key: str) -> bool:
+        """Whether the metadata has the field ``key`` of this architecture."""
+        return f"{self.name}.{key}" in self.file.metadata
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from ``least`` up."""
+        value = self.file.get(f"{self.name}.{key}", int, default)
+        if not least <= value < LARGEST:
+            raise self.file.error(f"has {value} in the field '{self.name}.{key}'")
+        return int(value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.file.get(f"{self.name}.{key}", (int, float), default)
+        if not (math.isfinite(value) and value > 0):
+            raise self.file.error(f"has {value} in the field '{self.name}.{key}'")
+        return shortest_float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false."""
+        return bool(self.file.get(f"{self.name}.{key}", bool, default))
+
+    def per_layer(self, key: str, default: int | None = None, least: int = 0) -> list[int]:
+        """A whole number for each layer, or one for all."""
+        found = self.file.metadata.get(f"{self.name}.{key}")
+        if not isinstance(found, np.ndarray):
+            return [self.size(key, default, least)] * self.num_layers
+        values = [int(value) for value in found.tolist()]
+        if len(values) < self.num_layers or not all(least <= v < LARGEST for v in values):
+            raise self.file.error(f"has {len(values)} numbers in the field '{self.name}.{key}'")
+        return values[: self.num_layers]
+
+    def present(self, part: str, layer: int = 0) -> bool:
+        """Whether a layer has the tensor ``part``."""
+        return f"blk.{layer}.{part}" in self.file.tensors
+
+    def refuse(self, finding: str) -> Exception:
+        """That a model is of a kind which is not supported."""
+        return self.file.error(f"{finding}, which is not supported", "use the original checkpoint")
+
+    @property
+    def num_layers(self) -> int:
+        """Without the layers that only draft tokens."""
+        return self.size("block_count") - self.size("nextn_predict_layers", 0, least=0)
+
+    @property
+    def vocab_size(self) -> int:
+        """The rows of the embedding table."""
+        table = self.file.tensors.get("token_embd.weight")
+        if table is None:
+            raise self.file.error("has no tensor 'token_embd.weight'", "choose a whole model")
+        return table.shape[0]
+
+    @property
+    def head_dim(self) -> int:
+        """Of keys and values."""
+        heads = self.size("attention.head_count")
+        default = max(self.size("embedding_length") // heads, 1)
+        head_dim = self.size("attention.key_length", default)
+        if self.size("attention.value_length", head_dim) != head_dim:
+            raise self.file.error("has keys and values of different lengths, not supported here")
+        return head_dim
+
+    # ---- config.json -------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """All but tokens and dtype."""
+        heads = self.size("attention.head_count")
+        return {
+            "architectures": [self.class_name],
+            "model_type": self.model_type,
+            "attention_dropout": 0.0,
+            "head_dim": self.head_dim,
+            "hidden_act": self.activation,
+            "hidden_size": self.size("embedding_length"),
+            "intermediate_size": self.intermediate_size(),
+            "max_position_embeddings": self.size("context_length"),
+            "num_attention_heads": heads,
+            "num_hidden_layers": self.num_layers,
+            "num_key_value_heads": self.size("attention.head_count_kv", heads),
+            "rms_norm_eps": self.number(f"attention.{self.epsilon}"),
+            "tie_word_embeddings": "output.weight" not in self.file.tensors,
+            "vocab_size": self.vocab_size,
+            **self.rotary(),
+        }
+
+    def intermediate_size(self) -> int:
+        """Of the dense layers."""
+        return self.size("feed_forward_length")
+
+    def experts(self, count: str = "num_experts") -> dict[str, Any]:
+        """Of a mixture; ``count``: config.json's name for the number of its experts."""
+        number, used = self.size("expert_count"), self.size("expert_used_count")
+        if used > number:
+            raise self.file.error(f"uses {used} of {number} experts")
+        return {
+            count: number,
+            "num_experts_per_tok": used,
+            "moe_intermediate_size": self.expert_ffn(),
+        }
+
+    def expert_ffn(self) -> int:
+        """The width of an expert."""
+        key = "expert_feed_forward_length"
+        return self.size(key if self.has(key) else "feed_forward_length")
+
+    def rotary(self) -> dict[str, Any]:
+        """Base and scaling of the positions, and how much of a head is rotated."""
+        config: dict[str, Any] = {
+            "rope_theta": self.number("rope.freq_base", 10000.0),
+            "rope_scaling": self.rope_scaling(),
+        }
+        rotated = self.size("rope.dimension_count", self.head_dim)
+        if rotated % 2 or rotated > self.head_dim:
+            raise self.file.error(f"rotates {rotated} of {self.head_dim} channels of each head")
+        if rotated != self.head_dim:
+            if not self.partial_rotary:
+                raise self.file.error("rotates only a part of each head, which is not supported")
+            config["partial_rotary_factor"] = rotated / self.head_dim
+        return config
+
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """How positions are stretched."""
+        if ROPE_FACTORS in self.file.tensors:
+            return self._llama3_scaling()
+        kind = self.file.get(f"{self.name}.rope.scaling.type", str, "none")
+        if kind == "none":
+            return None
+        if kind not in ("linear", "yarn"):
+            raise self.file.error(f"scales its positions by '{kind}', which is not supported")
+        scaling = {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
+        if kind == "yarn":
+            original = self.size("rope.scaling.original_context_length")
+            scaling["original_max_position_embeddings"] = original
+            for key, name in (("attn_factor", "attention_factor"), *YARN_FIELDS):
+                if self.has(f"rope.scaling.yarn_{key}"):
+                    scaling[name] = self.number(f"rope.scaling.yarn_{key}")
+        return scaling
+
+    def _llama3_scaling(self) -> dict[str, Any]:
+        """The parameters of which a file with factors has the result, checked to be those."""
+        found = self.vector(ROPE_FACTORS, self.head_dim // 2)
+        scaling = {"rope_type": "llama3", "factor": shortest_float(float(found.max()))}
+        scaling |= LLAMA3_ROPE
+        expected = llama3_factors(self.head_dim, self.number("rope.freq_base", 10000.0), scaling)
+        if not np.allclose(found, expected, rtol=1e-4):
+            raise self.file.error(
+                f"has factors of positions in '{ROPE_FACTORS}' that are not those of Llama 3",
+                "use the original checkpoint",
+            )
+        return scaling
+
+    def vector(self, name: str, length: int) -> np.ndarray:
+        """The fp32 numbers of a tensor that is part of the configuration."""
+        info = self.file.tensors[name]
+        if info.kind.name != "F32" or info.shape != (length,):
+            raise self.file.error(f"has the tensor '{name}' of another shape than expected")
+        order = np.dtype("f4").newbyteorder(self.file.order)
+        return np.fromfile(self.file.path, order, length, offset=info.offset).astype(np.float64)
+
+    # ---- tensors -----------------------------------------------------------------------------
+
+    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
+        """What the names in shapes stand for in a layer; -1 for those outside of layers."""
+        del layer
+        head, heads = config["head_dim"], config["num_attention_heads"]
+        groups = config["num_key_value_heads"]
+        return {
+            "vocabulary": config["vocab_size"],
+            "hidden": config["hidden_size"],
+            "head": head,
+            "heads": heads,
+            "groups": groups,
+            "queries": heads * head,
+            "keys": groups * head,
+            "values": groups * head,
+            "qkv": (heads + 2 * groups) * head,
+            "outputs": heads * head,
+            "ffn": config["intermediate_size"],
+            "expert_ffn": config.get("moe_intermediate_size", 0),
+            "experts": self.size("expert_count", 0, least=0),
+            "shared_ffn": self.size("expert_shared_feed_forward_length", 0, least=0),
+        }
+
+    def outer(self) -> dict[str, Tensor]:
+        """The tensors outside of layers."""
+        return OUTER
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        """The tensors of a layer, with names below ``prefix``."""
+        del number
+        return ATTENTION | FFN_NORM | MLP
+
+    def prefix(self, number: int) -> str:
+        """What the names of a layer's tensors begin with in a checkpoint."""
+        return f"model.layers.{number}."
+
+    def ignored(self, name: str) -> bool:
+        """Whether a tensor of the file is of no use here: part of the configuration, or of layers
+        that only draft tokens."""
+        block = re.match(r"blk\.(\d+)\.", name)
+        return name == ROPE_FACTORS or (block is not None and int(block[1]) >= self.num_layers)
+
+
+YARN_FIELDS = (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"))
+# Llama 3.1 and later stretch slow rotations; a GGUF file holds only the resulting factors.
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def llama3_factors(head_dim: int, theta: float, scaling: dict[str, Any]) -> np.ndarray:
+    """By what Llama 3 divides each of the head_dim / 2 frequencies: 1 for fast ones, ``factor``
+    for those with fewer than ``low_freq_factor`` turns in the original context."""
+    frequency = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth))
+
+
+def shortest_float(value: float) -> float:
+    """The decimal number that a stored fp32 value was meant to be: 9.999999747e-06 -> 1e-05."""
+    return float(str(np.float32(value)))
+
+
+def shape_of(name: str, tensor: Tensor, sizes: dict[str, int]) -> tuple[int, ...]:
+    """What shape the tensor ``name`` of a file has to have; ``name`` without its block."""
+    kind, _, ending = name.rpartition(".")
+    shape: tuple[str | int, ...] = tensor.shape
+    if not shape:
+        shape = _MATRICES.get(kind) or (_VECTORS.get(kind, "hidden"),)
+        if ending == "bias" and len(shape) > 1:
+            shape = shape[:-1]
+    return tuple(sizes[s] if isinstance(s, str) else s for s in shape)
+
+
+def joined(name: str, tensors: dict[str, TensorInfo]) -> str:
+    """The tensor of the file of which ``name``, with its block, is a part; "" if there is none."""
+    block, _, kind = name.rpartition(".")[0].rpartition(".")
+    ending = name.rpartition(".")[2]
+    for whole, parts in JOINED.items():
+        if kind in parts and f"{block}.{whole}.{ending}" in tensors:
+            return f"{block}.{whole}.{ending}"
+    return ""
