@@ -68,9 +68,10 @@ class Checkpoint:
         return HEAD not in self.entries
 
     @property
-    def table(self) -> BlockType:
-        """The type of the embedding table."""
-        return self.entries[TABLE].kind
+    def packs_table(self) -> bool:
+        """Whether the output layer is packed from the blocks of the embedding table."""
+        kind = self.entries[TABLE].kind
+        return self.tied and kind.quantized and self.architecture.has_head
 
     def token(self, role: str) -> int | None:
         """The id of a special token: bos, eos, eot, padding."""

@@ -99,7 +99,7 @@ def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str,
     if ends:
         generation["eos_token_id"] = ends
     # A quantized output layer is packed as it is, beside the table that look-ups read.
-    config["tie_word_embeddings"] = checkpoint.tied and not checkpoint.table.quantized
+    config["tie_word_embeddings"] = checkpoint.tied and not checkpoint.packs_table
     config["quantization_config"] = {"quant_method": METHOD, "file": str(checkpoint.file.path)}
     files = {"config.json": config, "generation_config.json": generation}
     if tokenizer is not None:

@@ -153,14 +153,14 @@ EXPERTS = plain({"ffn_gate_inp.weight": "mlp.gate.weight"}) | named(
 class Architecture:
     """Llama, and what others differ in.  Raises ConfigError for metadata that no such model has.
 
-    class_name, model_type: of Hugging Face.  interleaved: the rows of query and key projections
-    are, within each head.  partial_rotary: a part of each head may be rotated.
+    class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
+    has_head: the host's class has an output layer of its own, also where it is the table.
     """
 
     class_name = "LlamaForCausalLM"
     model_type = "llama"
-    interleaved = False
     partial_rotary = False
+    has_head = True
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
 

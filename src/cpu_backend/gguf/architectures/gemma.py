@@ -43,6 +43,7 @@ class Gemma2(Gemma):
 
     class_name = "Gemma2ForCausalLM"
     model_type = "gemma2"
+    has_head = False
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -68,6 +69,7 @@ class Gemma3(Gemma2):
 
     class_name = "Gemma3ForCausalLM"
     model_type = "gemma3_text"
+    has_head = True
 
     def config(self) -> dict[str, Any]:
         config = super().config()

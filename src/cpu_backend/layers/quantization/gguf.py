@@ -79,7 +79,7 @@ class CpuGgufConfig(OwnConfig):
             entries = [e for name, e in checkpoint.entries.items() if name.startswith(prefix + ".")]
             return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
         if isinstance(layer, ParallelLMHead):
-            if checkpoint.tied and not checkpoint.table.quantized:
+            if checkpoint.tied and not checkpoint.packs_table:
                 return None  # shares the table's packed weight
             name = TABLE if checkpoint.tied else HEAD
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
@@ -339,12 +339,10 @@ class CpuGgufLoader(DefaultModelLoader):
         if model_config.quantization != METHOD:
             return super().get_all_weights(model_config, model)
         self.counter_before_loading_weights = time.perf_counter()
-        return _weights(model_config, model)
+        return _weights(model_config)
 
 
-def _weights(
-    model_config: ModelConfig, model: torch.nn.Module
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
         if name == TABLE or entry.as_numbers:
@@ -354,8 +352,7 @@ def _weights(
                 yield name.format(number), rows
         else:
             yield name, checkpoint.raw(entry)
-    # Some classes have no output layer of their own and multiply by the table.
-    if checkpoint.tied and checkpoint.table.quantized and hasattr(model, "lm_head"):
+    if checkpoint.packs_table:
         yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
 
 
