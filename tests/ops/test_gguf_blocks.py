@@ -16,7 +16,16 @@ from tests.ops.test_quant_linear import assert_as_good_as_bf16
 
 QUANTIZED = [kind for kind in BLOCK_TYPES.values() if kind.quantized]
 # Where a block has fp16 numbers; everything else in it is integers, valid whatever they are.
-HALVES = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q6_K": [208]}
+HALVES = {
+    **{"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]},
+    **{"IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [], "NVFP4": []},
+}
+# Bits per weight as packed, with scales.
+KEPT_BITS = {
+    **{"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5},
+    **{"Q2_K": 6, "Q3_K": 5, "Q4_K": 5, "Q5_K": 9, "Q6_K": 9},
+    **{"IQ4_NL": 8.5, "IQ4_XS": 8.5, "TQ1_0": 4.0625, "TQ2_0": 4.0625, "MXFP4": 4.5, "NVFP4": 5},
+}
 
 
 def random_blocks(kind: BlockType, rows: int, columns: int, scale: float = 0.01) -> torch.Tensor:
@@ -31,6 +40,8 @@ def random_blocks(kind: BlockType, rows: int, columns: int, scale: float = 0.01)
     for at in HALVES.get(kind.name, [0, 2]):
         numbers = generator.standard_normal((*shape[:2], 1)) * scale
         raw[..., at : at + 2] = numbers.astype(np.float16).view(np.uint8)
+    if kind.name == "MXFP4":  # powers of two: scale / 4 to 4 * scale
+        raw[..., 0] = generator.integers(-2, 3, shape[:2]) + 127 + round(np.log2(scale))
     return torch.from_numpy(raw.reshape(rows, -1))
 
 
@@ -53,13 +64,29 @@ def test_values_are_those_of_the_package_gguf(
     assert torch.equal(blocks.dequantize(kind, raw), reference(kind, raw))
 
 
-@pytest.mark.parametrize("kind", [k for k in QUANTIZED if k.name[1] in "48"], ids=lambda k: k.name)
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("name", ["MXFP4", "NVFP4"])
+def test_every_scale_of_one_byte(name: str) -> None:
+    """Also those that no file should have: NaN, signs, and what overflows with a code."""
+    [kind] = [kind for kind in QUANTIZED if kind.name == name]
+    raw = random_blocks(kind, 256, 256).view(256, -1, kind.nbytes)
+    scales = 1 if name == "MXFP4" else 4
+    raw[..., :scales] = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1)
+    raw = raw.view(256, -1)
+    assert torch.equal(blocks.dequantize(kind, raw), reference(kind, raw))
+    assert torch.equal(blocks.unpack(kind, raw).narrowed().dequantized(), reference(kind, raw))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
 def test_the_other_byte_order(kind: BlockType) -> None:
-    """Files for big-endian machines have the bytes of fp16 numbers the other way around."""
+    """Files for big-endian machines have the bytes of longer numbers the other way around."""
     raw = random_blocks(kind, 3, 512)
     swapped = raw.clone().view(3, -1, kind.nbytes)
-    for at in HALVES.get(kind.name, [0, 2]):
-        swapped[..., at : at + 2] = swapped[..., at : at + 2].flip(-1)
+    numbers = [(at, 2) for at in HALVES.get(kind.name, [0, 2])]
+    # Fifth bits, and the upper bits of scales.
+    numbers += {"Q5_0": [(2, 4)], "Q5_1": [(4, 4)], "IQ4_XS": [(2, 2)]}.get(kind.name, [])
+    for at, size in numbers:
+        swapped[..., at : at + size] = swapped[..., at : at + size].flip(-1)
     found = blocks.dequantize(kind, swapped.view(3, -1), order=">")
     assert torch.equal(found, reference(kind, raw))
 
@@ -92,6 +119,13 @@ def test_products_are_as_accurate_as_bf16(
     assert_as_good_as_bf16(out, x, reference(kind, raw).double(), bias)
 
 
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_bits_per_weight(kind: BlockType) -> None:
+    """Those in docs/quantization.md, and a little that is read past the end."""
+    packed = pack_blocks(kind, random_blocks(kind, 512, 1024))
+    assert 0 <= packed.nbytes * 8 / (512 * 1024) - KEPT_BITS[kind.name] < 0.1
+
+
 @pytest.mark.parametrize("kind", [k for k in QUANTIZED if k.elements == 32], ids=lambda k: k.name)
 def test_a_row_that_is_no_multiple_of_a_k_block(kind: BlockType, seeded: torch.Generator) -> None:
     raw = random_blocks(kind, 19, 96)
@@ -99,7 +133,7 @@ def test_a_row_that_is_no_multiple_of_a_k_block(kind: BlockType, seeded: torch.G
     assert_as_good_as_bf16(pack_blocks(kind, raw)(x), x, reference(kind, raw).double(), None)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS"])
 def test_scales_are_narrowed_only_where_that_is_exact_enough(name: str) -> None:
     [kind] = [kind for kind in QUANTIZED if kind.name == name]
     usual = blocks.unpack(kind, random_blocks(kind, 16, 512)).narrowed()
@@ -114,7 +148,9 @@ def test_scales_are_narrowed_only_where_that_is_exact_enough(name: str) -> None:
     assert blocks.unpack(kind, large).narrowed().scales.dtype == torch.float
 
 
-@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [k for k in QUANTIZED if HALVES.get(k.name) != []], ids=lambda kind: kind.name
+)
 def test_scales_that_are_not_finite_are_refused(kind: BlockType) -> None:
     raw = random_blocks(kind, 4, 512)
     at = HALVES.get(kind.name, [0, 2])[-1]

@@ -61,7 +61,7 @@ def product(method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor) -> tor
     return result
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "F16"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "F16", "Q2_K", "NVFP4"])
 def test_a_row_parallel_layer_takes_its_blocks(
     name: str, rank: int, seeded: torch.Generator
 ) -> None:

@@ -96,7 +96,7 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
         ([tensor("bad", (1,) * 5)], "5 dimensions in the tensor 'bad'"),
         ([tensor("bad", (33,), 2)], "tensor 'bad' with rows of 33 values"),
         ([tensor("bad", (32,), 99)], "tensor 'bad' in the unknown type 99"),
-        ([tensor("bad", (256,), 11)], "tensor 'bad' in Q3_K, which is not supported: .*Q4_K"),
+        ([tensor("bad", (256,), 21)], "tensor 'bad' in IQ3_S, which is not supported: .*Q4_K"),
         ([tensor("bad"), tensor("bad")], "tensor 'bad' twice"),
     ],
 )

@@ -1,6 +1,6 @@
 """The block types of GGUF as integer codes, scales and offsets.
 
-A block is a run of 32 or 256 values of one row.  Bytes of a block, d and m being fp16:
+A block is a run of 32, 64 or 256 values of one row.  Bytes of a block, d and m being fp16:
 
 Q4_0, Q5_0   d [high bits 4] nibbles 16           d * (code - 8 or 16)
 Q4_1, Q5_1   d m [high bits 4] nibbles 16         d * code + m
@@ -8,6 +8,14 @@ Q8_0         d int8 32                            d * code
 Q4_K, Q5_K   d m scales 12 [high bits 32] nibbles 128
                                                   per 32: d * scale * code - m * min, 6-bit each
 Q6_K         low 128, high 64, scales int8 16, d  per 16: d * scale * (code - 32)
+Q2_K         scales 16, codes 64, d m             per 16: d * scale * code - m * min, 4-bit each
+Q3_K         high bits 32, low 64, scales 12, d   per 16: d * (scale - 32) * (code - 4), 6-bit
+IQ4_NL       d nibbles 16                         d * VALUES[nibble]
+IQ4_XS       d high 2, low 4, nibbles 128         per 32: d * (scale - 32) * VALUES[nibble], 6-bit
+TQ1_0        base-3 digits 48 of 5, 4 of 4, d     d * (digit - 1)
+TQ2_0        codes 64, d                          d * (code - 1)
+MXFP4        exponent 1, nibbles 16               2^(exponent - 127) * e2m1
+NVFP4        scales e4m3 4, nibbles 32            per 16: scale * e2m1
 
 The layouts are those of ggml (ggml-common.h); tests compare with the package ``gguf``.
 """
@@ -27,12 +35,18 @@ from cpu_backend.gguf.reader import BlockType
 NARROW_BELOW = 2.0**-11
 CHUNK_ELEMENTS = 1 << 22
 
+# What the nibbles of IQ4_NL and IQ4_XS stand for, and twice the numbers of e2m1.
+IQ4_VALUES = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
+)
+TWICE_E2M1 = torch.tensor([0.0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+
 
 @dataclass(frozen=True)
 class Blocks:
     """A quantized matrix: codes uint8 [rows, columns], scales and offsets [rows, groups].
 
-    A value is scale * (code - middle), or scale * code + offset.
+    A value is scale * (code - middle), or scale * code + offset; of e2m1, scale * twice the number.
     """
 
     codes: torch.Tensor
@@ -41,10 +55,12 @@ class Blocks:
     bits: int
     middle: int = 0
     offsets: torch.Tensor | None = None
+    e2m1: bool = False
 
     def dequantized(self) -> torch.Tensor:
         """The matrix in fp32, to the bit what ggml computes."""
-        codes = self.codes.unflatten(1, (-1, self.group)).float()
+        codes = TWICE_E2M1[self.codes.int()] if self.e2m1 else self.codes.float()
+        codes = codes.unflatten(1, (-1, self.group))
         scales = self.scales.float().unsqueeze(-1)
         if self.offsets is None:
             values = (codes - self.middle) * scales
@@ -53,17 +69,19 @@ class Blocks:
         return values.flatten(1)
 
     def narrowed(self) -> Blocks:
-        """With scales in fp16 where that is as good: always, but for matrices of tiny weights."""
+        """With scales in 16 bits where that is as good: always, but for tiny weights."""
         tables = [t for t in (self.scales, self.offsets) if t is not None]
-        if not all(_fits_half(table) for table in tables):
+        if self.scales.itemsize == 2 or not all(_fits_half(table) for table in tables):
             return self
         offsets = None if self.offsets is None else self.offsets.half()
         return replace(self, scales=self.scales.half(), offsets=offsets)
 
+    def pairs(self) -> torch.Tensor:
+        """Codes of 4 bits, two neighbours per byte [rows, columns / 2], the first one low."""
+        return self.codes[:, ::2] | self.codes[:, 1::2] << 4
+
 
 def _fits_half(table: torch.Tensor) -> bool:
-    if table.dtype == torch.half:
-        return True
     error = torch.linalg.vector_norm(table.half().float() - table)
     return bool(error <= NARROW_BELOW * torch.linalg.vector_norm(table))
 
@@ -125,6 +143,18 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat([packed & 15, packed >> 4], -1)
 
 
+def _two_bits(packed: torch.Tensor, width: int = 32) -> torch.Tensor:
+    """[..., n * width] bytes to [..., n, 4, width] codes: all lowest pairs of bits first."""
+    places = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).unsqueeze(-1)
+    return packed.unflatten(-1, (-1, 1, width)) >> places & 3
+
+
+def _single_bits(packed: torch.Tensor) -> torch.Tensor:
+    """[..., n] bytes to [..., 8, n] bits: all lowest ones first."""
+    places = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
+    return packed.unsqueeze(-2) >> places & 1
+
+
 def _fifth_bits(packed: torch.Tensor, order: str) -> torch.Tensor:
     """A 32-bit number per block to the bit, 0 or 16, of each of its 32 codes."""
     if order == ">":
@@ -179,8 +209,7 @@ def _q4_k(blocks: torch.Tensor, order: str) -> Blocks:
 
 def _q5_k(blocks: torch.Tensor, order: str) -> Blocks:
     low = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
-    places = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
-    high = (blocks[..., 16:48].unsqueeze(-2) >> places & 1) << 4
+    high = _single_bits(blocks[..., 16:48]) << 4
     scales, offsets = _k_scales(blocks, order)
     return Blocks((low | high).flatten(1), scales, 32, 8, offsets=offsets)
 
@@ -188,13 +217,85 @@ def _q5_k(blocks: torch.Tensor, order: str) -> Blocks:
 def _q6_k(blocks: torch.Tensor, order: str) -> Blocks:
     # Halves of 128 values: 64 bytes of low and 32 of high bits for four runs of 32.
     low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
-    places = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).unsqueeze(-1)
-    high = (blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> places & 3) << 4
+    high = _two_bits(blocks[..., 128:192]) << 4
     scales = (
         _typed(blocks[..., 192:208], torch.int8, order)
         * _half(blocks, 208, order).float()[..., None]
     )
     return Blocks((low | high).flatten(1), scales.flatten(1), 16, 8, 32)
+
+
+def _q2_k(blocks: torch.Tensor, order: str) -> Blocks:
+    d, m = (_half(blocks, at, order).float().unsqueeze(-1) for at in (80, 82))
+    scales, minima = (blocks[..., :16] & 15) * d, (blocks[..., :16] >> 4) * m
+    codes = _two_bits(blocks[..., 16:80]).flatten(1)
+    return Blocks(codes, scales.flatten(1), 16, 4, offsets=minima.neg_().flatten(1))
+
+
+def _q3_k(blocks: torch.Tensor, order: str) -> Blocks:
+    codes = _two_bits(blocks[..., 32:96]).flatten(-3, -2) | _single_bits(blocks[..., :32]) << 2
+    high = _two_bits(blocks[..., 104:108], 4).flatten(-3)
+    scales = (_nibbles(blocks[..., 96:104]) | high << 4).float() - 32
+    scales *= _half(blocks, 108, order).float().unsqueeze(-1)
+    return Blocks(codes.flatten(1), scales.flatten(1), 16, 4, 4)
+
+
+def _iq4_codes(nibbles: torch.Tensor) -> torch.Tensor:
+    """[rows, ...] to codes [rows, columns] of 8 bits, whose middle is 128."""
+    return (IQ4_VALUES.view(torch.uint8) ^ 128)[nibbles.flatten(1).int()]
+
+
+def _iq4_nl(blocks: torch.Tensor, order: str) -> Blocks:
+    return Blocks(_iq4_codes(_nibbles(blocks[..., 2:])), _half(blocks, 0, order), 32, 8, 128)
+
+
+def _iq4_xs(blocks: torch.Tensor, order: str) -> Blocks:
+    # A scale's upper two bits are in one 16-bit number per block, the lower four in nibbles.
+    places = torch.arange(0, 16, 2, dtype=torch.int16)
+    high = _typed(blocks[..., 2:4], torch.int16, order) >> places & 3
+    low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
+    scales = (low | high << 4).float() - 32
+    scales *= _half(blocks, 0, order).float().unsqueeze(-1)
+    codes = _iq4_codes(_nibbles(blocks[..., 8:].unflatten(-1, (8, 16))))
+    return Blocks(codes, scales.flatten(1), 32, 8, 128)
+
+
+def _digits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """[..., n] bytes to [..., count * n] codes 0 to 2: all first digits, then all second ones.
+
+    A byte / 256 is a fraction in base 3; multiplied by a power of 3, its next digit comes first.
+    """
+    powers = torch.tensor([3**place for place in range(count)], dtype=torch.uint8).unsqueeze(-1)
+    fractions = packed.unsqueeze(-2) * powers  # modulo 256
+    return (fractions.short() * 3 >> 8).byte().flatten(-2)
+
+
+def _tq1_0(blocks: torch.Tensor, order: str) -> Blocks:
+    parts = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+    codes = torch.cat([_digits(blocks[..., a:b], count) for a, b, count in parts], -1)
+    return Blocks(codes.flatten(1), _half(blocks, 52, order), 256, 4, 1)
+
+
+def _tq2_0(blocks: torch.Tensor, order: str) -> Blocks:
+    codes = _two_bits(blocks[..., :64]).flatten(1)
+    return Blocks(codes, _half(blocks, 64, order), 256, 4, 1)
+
+
+def _mxfp4(blocks: torch.Tensor, order: str) -> Blocks:
+    # Half the power of two, as the bits of bf16; the lowest two are subnormal.
+    exponents = blocks[..., 0].short()
+    bits = torch.where(exponents < 2, 32 * (exponents + 1), (exponents - 1) << 7)
+    scales = bits.view(torch.bfloat16)
+    return Blocks(_nibbles(blocks[..., 1:]).flatten(1), scales, 32, 4, e2m1=True)
+
+
+def _nvfp4(blocks: torch.Tensor, order: str) -> Blocks:
+    # Moved to where fp16 has exponent and fraction, the scales are 2^-8 of what they are, and
+    # half of that is wanted.  ggml ignores signs, and takes the NaN without one for zero.
+    stored = blocks[..., :4].flatten(1)
+    scales = ((stored & 127).short() << 7).view(torch.half) * 128
+    codes = _nibbles(blocks[..., 4:].unflatten(-1, (4, 8))).flatten(1)
+    return Blocks(codes, scales.masked_fill_(stored == 127, 0), 16, 4, e2m1=True)
 
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -207,4 +308,12 @@ _UNPACK: dict[str, Callable[[torch.Tensor, str], Blocks]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

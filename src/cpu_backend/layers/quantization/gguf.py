@@ -308,9 +308,13 @@ def pack_blocks(
         if table is not None and not table.isfinite().all():
             raise ValueError("the file has scales of blocks that are not finite: fetch it again")
     offsets = None if unpacked.offsets is None else unpacked.offsets.t()
-    middle = 2 ** (unpacked.bits - 1) - unpacked.middle if offsets is None else 0
+    if unpacked.e2m1:
+        codes = Codes(unpacked.pairs().view(torch.float4_e2m1fn_x2), "pairs_of_k", 4)
+    else:
+        middle = 2 ** (unpacked.bits - 1) - unpacked.middle if offsets is None else 0
+        codes = Codes(unpacked.codes, "bytes", unpacked.bits, middle)
     return QuantizedLinear(
-        Codes(unpacked.codes, "bytes", unpacked.bits, middle),
+        codes,
         GroupScales(unpacked.scales.t(), unpacked.group, offsets, "offset"),
         unpacked.codes.shape[1],
         weight_only_activations(),
