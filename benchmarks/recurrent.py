@@ -49,6 +49,7 @@ from benchmarks.turns import (
     take_turns,
     threads,
 )
+from tools import llama_cpp
 
 PROMPT = 1024
 STEPS = 32
@@ -306,8 +307,7 @@ def start_llama_cpp(
 ) -> Runner:
     """llama.cpp with a GGUF file made from the checkpoint; SetupError where it cannot be made."""
     file = checkpoint.with_suffix(f".{weights}.gguf")
-    script = str(CONVERT / "to_gguf.py")
-    run_step([str(python), script, str(checkpoint), str(file), weights], log)
+    run_step(llama_cpp.command(checkpoint, file, weights), log)
     runner = start_runner(stack, python, "llama_cpp_engine.py", log, {}, wall=wall)
     runner.ask(settings(checkpoint, file, wall=wall) | {"threads": threads(wall=wall)})
     return runner

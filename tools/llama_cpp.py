@@ -1,9 +1,10 @@
 """llama.cpp's own converter: ``python -m tools.llama_cpp CHECKPOINT OUT [TYPE]`` makes a GGUF file.
 
 The sources come with the sdist of llama-cpp-python on the index, once, into the user's cache.  Only
-the converter is used, which needs torch and transformers; nothing is compiled.  TYPE is one of
-gguf.LlamaFileType, ALL_F32 if it is not given.  The file has no vocabulary: the converter takes the
-published tokenizers alone.
+the converter is used, which needs torch and transformers; nothing is compiled.  TYPE is F32, F16,
+BF16, Q8_0 or another type that the package ``gguf`` can quantize to; matrices whose rows are no
+whole blocks of it stay in 16 bits.  The file has no vocabulary: the converter knows those of
+published tokenizers only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from cpu_backend.envs import user_cache
 
 VERSION = "0.3.36"  # of llama-cpp-python
 WANTED = ("conversion/", "gguf-py/", "models/ggml-vocab-")
+WRITTEN = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0"}
 
 
 def sources() -> Path:
@@ -42,17 +44,26 @@ def sources() -> Path:
     return target
 
 
-def convert(checkpoint: Path, out: Path, kind: str = "ALL_F32") -> None:
-    """Write the GGUF file ``out``, in a process of its own: its ``gguf`` is another than ours."""
-    command = [sys.executable, "-m", "tools.llama_cpp", str(checkpoint), str(out), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"llama.cpp cannot convert this: {done.stderr.splitlines()[-1:]}")
+def command(
+    checkpoint: Path, out: Path, kind: str, python: Path | str = sys.executable
+) -> list[str]:
+    """What writes the GGUF file ``out``, in a process of its own: the ``gguf`` of these sources is
+    another than the installed one.  python: has this project, torch and transformers."""
+    return [str(python), str(Path(__file__).resolve()), str(checkpoint), str(out), kind]
+
+
+def convert(checkpoint: Path, out: Path, kind: str = "F32") -> None:
+    """Write the GGUF file ``out``; RuntimeError where llama.cpp does not know the model."""
+    making = command(checkpoint, out, kind)
+    made = subprocess.run(making, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise RuntimeError(f"llama.cpp cannot convert this: {made.stderr.splitlines()[-1:]}")
 
 
 def _convert(checkpoint: Path, out: Path, kind: str) -> None:
     root = sources()
-    sys.path[:0] = [str(root), str(root / "gguf-py")]
+    # In place of this script's folder, whose modules have names of packages.
+    sys.path[:1] = [str(root), str(root / "gguf-py")]
     import gguf
     import torch
     from conversion import get_model_architecture, get_model_class
@@ -62,13 +73,33 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
         model.gguf_writer.add_tokenizer_model("no_vocab")
 
     architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), ModelType.TEXT)
-    made = get_model_class(architecture, mmproj=False)
-    for ancestor in made.__mro__:
+    model_class = get_model_class(architecture, mmproj=False)
+    for ancestor in model_class.__mro__:
         if "set_vocab" in vars(ancestor):
             ancestor.set_vocab = no_vocabulary
     with torch.inference_mode():
-        made(checkpoint, getattr(gguf.LlamaFileType, kind), out, eager=True).write()
+        written = gguf.LlamaFileType[WRITTEN.get(kind, "MOSTLY_BF16")]
+        model = model_class(checkpoint, written, out, eager=kind not in WRITTEN)
+        if kind not in WRITTEN:
+            _quantize_bf16(model.gguf_writer, gguf, gguf.GGMLQuantizationType[kind])
+        model.write()
+
+
+def _quantize_bf16(writer: Any, gguf: Any, kind: Any) -> None:
+    """Have the writer make ``kind`` of the matrices that it is given in bf16."""
+    add, types = writer.add_tensor, gguf.GGMLQuantizationType
+
+    def add_quantized(name: str, data: Any, *, raw_dtype: Any) -> None:
+        if raw_dtype == types.BF16:
+            try:
+                data = gguf.quants.quantize(gguf.quants.dequantize(data, raw_dtype), kind)
+                raw_dtype = kind
+            except gguf.QuantError:
+                pass  # rows that are no whole blocks
+        add(name, data, raw_dtype=raw_dtype)
+
+    writer.add_tensor = add_quantized
 
 
 if __name__ == "__main__":
-    _convert(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:] or ["ALL_F32"])
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:] or ["F32"])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.compare.environments import run_step
+from tools import llama_cpp
 
 CONVERT = Path(__file__).parent / "convert"
 QUANTIZE = Path(__file__).parents[2] / "examples" / "quantize_model.py"
@@ -165,10 +166,9 @@ class ModelFiles:
 
     def gguf(self, weights: str) -> Path:
         """``weights`` as GGUF names them: F32, BF16, F16, Q8_0, Q4_1."""
-        path = self._folder() / f"{weights}.gguf"
-        script = [str(self.python("llama-cpp")), str(CONVERT / "to_gguf.py")]
-        source = str(self.checkpoint())
-        return self._made(path, lambda out: [*script, source, str(out), weights])
+        path, source = self._folder() / f"{weights}.gguf", self.checkpoint()
+        python = self.python("cpu_backend")
+        return self._made(path, lambda out: llama_cpp.command(source, out, weights, python))
 
     def openvino(self, weights: str) -> Path:
         """``weights`` as optimum-intel names them: fp32, fp16, int8, int4."""

@@ -25,7 +25,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from cpu_backend.gguf.names import MIXTURES, OUTER_TENSORS
+from cpu_backend.gguf.architectures.base import ATTENTION, EXPERTS, FFN_NORM, HEAD_NORMS, OUTER
 from cpu_backend.gguf.reader import GgufFile
 from tests.e2e.gguf_copy import Changed, write, write_copy
 from tests.reference.quant import E2M1, dequantize_nvfp4
@@ -143,10 +143,10 @@ def write_qwen_gguf(tokenizer: Path, folder: Path) -> tuple[Path, Path]:
             "rope.freq_base": config.rope_parameters["rope_theta"],
         }.items()
     }
-    names = dict(OUTER_TENSORS)
+    names = {here: there.name for here, there in OUTER.items()}
     for layer in range(config.num_hidden_layers):
-        for here, there in MIXTURES["qwen3moe"].layer_tensors.items():
-            names[f"blk.{layer}.{here}"] = f"model.layers.{layer}.{there}"
+        for here, there in (ATTENTION | FFN_NORM | HEAD_NORMS | EXPERTS).items():
+            names[f"blk.{layer}.{here}"] = f"model.layers.{layer}.{there.name}"
     tensors = {}
     for here, there in names.items():
         if "{}" in there:

@@ -10,7 +10,7 @@ import torch
 
 from cpu_backend.demo_model import fetch
 from cpu_backend.demo_model.support import sha256
-from cpu_backend.gguf.names import LAYER_TENSORS, OUTER_TENSORS
+from cpu_backend.gguf.architectures.base import ATTENTION, FFN_NORM, MLP, OUTER
 
 HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 4, 2, 16, 96, 2
 HIDDEN = HEADS * HEAD_DIM
@@ -67,10 +67,10 @@ def checkpoint_weights():
 
 def gguf_weights():
     """The weights of checkpoint_weights as llama.cpp's converter writes them."""
-    names = {there: here for here, there in OUTER_TENSORS.items()}
+    names = {there.name: here for here, there in OUTER.items()}
     for layer in range(LAYERS):
-        for here, there in LAYER_TENSORS.items():
-            names[f"model.layers.{layer}.{there}"] = f"blk.{layer}.{here}"
+        for here, there in (ATTENTION | FFN_NORM | MLP).items():
+            names[f"model.layers.{layer}.{there.name}"] = f"blk.{layer}.{here}"
     heads = {"attn_q.weight": HEADS, "attn_k.weight": KV_HEADS}
     for name, weight in checkpoint_weights().items():
         for ending, num_heads in heads.items():

@@ -187,7 +187,7 @@ checkpoint.write_checkpoint = stuck
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"arch": "gemma"}, "architecture 'gemma'"),
+        ({"arch": "rwkv7"}, "architecture 'rwkv7'"),
         ({"extra_tensor": "blk.0.surprise.weight"}, "blk.0.surprise.weight"),
     ],
 )

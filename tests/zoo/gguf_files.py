@@ -57,11 +57,11 @@ def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     own = {**spec.config, **GRANTED.get(spec.name, {})}
     spec = replace(spec, config=own, published_config=dict)
-    outcome = text.examine(spec, folder, lambda: converted(folder, "ALL_F32"))
+    outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
     if outcome.state != judge.RIGHT:
         return outcome
     judged = rounding.Judge(spec, folder)
-    file, options = converted(folder, "MOSTLY_Q8_0")
+    file, options = converted(folder, "Q8_0")
     _, fault = judged.examine(file, {**text.CHUNKED, "dtype": "bfloat16", **options}, Q8_0)
     return Outcome(judge.WRONG, f"Q8_0: {fault}") if fault else outcome
 

@@ -57,6 +57,8 @@ class Checkpoint:
         self.file = file
         self.architecture = find(file)
         self.config = self.architecture.config()
+        if self.architecture.size("expert_count", 0, least=0) and not self.architecture.has_experts:
+            raise self.architecture.refuse("holds a mixture of experts of this architecture")
         self.entries = self._entries()
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}

@@ -167,6 +167,7 @@ class Architecture:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.name = file.get("general.architecture", str)
+        self.has_experts = False  # found out by config()
 
     # ---- metadata ----------------------------------------------------------------------------
 
@@ -262,6 +263,7 @@ class Architecture:
 
     def experts(self, count: str = "num_experts") -> dict[str, Any]:
         """Of a mixture; ``count``: config.json's name for the number of its experts."""
+        self.has_experts = True
         number, used = self.size("expert_count"), self.size("expert_used_count")
         if used > number:
             raise self.file.error(f"uses {used} of {number} experts")
