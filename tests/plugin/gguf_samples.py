@@ -79,8 +79,8 @@ def gguf_weights():
         yield names[name], weight
 
 
-def write_gguf(path, quantized="", arch="llama", extra_tensor=None):
-    writer = gguf.GGUFWriter(path, arch)
+def write_gguf(path, quantized="", arch="llama", extra_tensor=None, tensors_per_file=0):
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_file)
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)

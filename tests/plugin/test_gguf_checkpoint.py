@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
         ),
         (_field("llama.rope.scaling.type", "longrope"), "positions by 'longrope'"),
         (_field("llama.rope.scaling.type", np.ones(2)), "rope.scaling.type' of another type"),
-        (_field("split.count", 3), "one part of several: merge them"),
+        (_fields({"split.count": 3, "split.no": 0}), "part 1 of 3 and not called so: call the"),
         (_field("split.count", np.ones(2, int)), "'split.count' of another type"),
         (_field("tokenizer.ggml.eos_token_id", 1 << 20), "has no token 1048576"),
         (_tensor("blk.1.ffn_up.weight", None), "has no tensor 'blk.1.ffn_up.weight'"),
@@ -213,6 +214,26 @@ def test_any_field_of_another_kind_is_read_or_named(tmp_path: Path, value: Any) 
             said = str(error)
         assert "\n" not in said
         assert not said or "model.gguf" in said
+
+
+def test_a_model_in_several_files_is_read_from_the_first(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "whole.gguf")
+    write_gguf(tmp_path / "model.gguf", tensors_per_file=8)
+    parts = sorted(tmp_path.glob("model-*.gguf"))
+    assert [part.name for part in parts] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    whole, checkpoint = (Checkpoint(GgufFile(p)) for p in (tmp_path / "whole.gguf", parts[0]))
+    assert checkpoint.entries.keys() == whole.entries.keys()
+    for name, entry in checkpoint.entries.items():
+        assert torch.equal(checkpoint.values(entry), whole.values(whole.entries[name])), name
+
+    with pytest.raises(ConfigError, match="is part 2 of 3: give the first, 'model-00001-of-00003"):
+        GgufFile(parts[1])
+    shutil.copy(parts[1], parts[2])
+    with pytest.raises(ConfigError, match="'model-00003-of-00003.gguf' is not part 3 of 'model-0"):
+        GgufFile(parts[0])
+    parts[2].unlink()
+    with pytest.raises(ConfigError, match=r"'.*model-00003-of-00003.gguf' cannot be read"):
+        GgufFile(parts[0])
 
 
 def test_experts_are_one_tensor_with_a_gate_of_the_type_of_its_up(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class Checkpoint:
         copy where they had to be moved."""
         info = entry.info
         mapped = torch.from_file(  # private: nothing that is done to it reaches the file
-            str(self.file.path), shared=False, size=info.offset + info.nbytes, dtype=torch.uint8
+            str(info.path), shared=False, size=info.offset + info.nbytes, dtype=torch.uint8
         )
         vector = len(info.shape) == 1  # whose numbers are moved as rows are
         shape = (*info.shape, info.kind.nbytes) if vector else (*info.shape[:-1], info.row_bytes)

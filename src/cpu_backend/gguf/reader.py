@@ -25,6 +25,7 @@ MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 1 << 16
 # No vocabulary is as large; a list of strings takes ten times its room in the file.
 MAX_STRINGS = 1 << 22
+MAX_PARTS = 99999  # by their names
 
 # Type number -> its name in the module struct, which numpy knows too.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
@@ -76,12 +77,13 @@ OTHER_TYPES = {
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor of a file: ``shape`` with the dimension that lies dense in memory last, and its
-    bytes [offset, offset + nbytes) of the file."""
+    bytes [offset, offset + nbytes) of the file ``path``."""
 
     name: str
     kind: BlockType
     shape: tuple[int, ...]
     offset: int
+    path: Path
 
     @property
     def row_bytes(self) -> int:
@@ -106,11 +108,50 @@ def is_gguf(path: Path) -> bool:
 class GgufFile:
     """Metadata and tensors of a file, read once; weights stay on the disk.
 
+    A model in several files has its metadata in the first, NAME-00001-of-00003.gguf; the tensors of
+    the others, which lie beside it, are this one's, too.
     metadata: numbers, bool, str, list[str], or numpy arrays of numbers.  Without ``vocabulary``
     lists of strings are left empty: hundreds of thousands that only the tokenizer needs.
     """
 
     def __init__(self, path: Path, vocabulary: bool = True) -> None:
+        self._read_one(path, vocabulary)
+        if self.get("split.count", int, 1) > 1:
+            self._add_parts()
+
+    @classmethod
+    def _part(cls, path: Path) -> GgufFile:
+        part = cls.__new__(cls)
+        part._read_one(path, vocabulary=False)
+        return part
+
+    def _add_parts(self) -> None:
+        """The tensors of the files that lie beside the first of a model."""
+        count, number = self.get("split.count", int), self.get("split.no", int)
+        name, is_part, _ = self.path.stem.rpartition(f"-{number + 1:05}-of-{count:05}")
+        if not is_part or not 0 < count <= MAX_PARTS:
+            raise self.error(
+                f"is part {number + 1} of {count} and not called so",
+                "call the parts NAME-00001-of-00003.gguf and so on",
+            )
+        files = [
+            self.path.with_name(f"{name}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)
+        ]
+        if number != 0:
+            raise self.error(
+                f"is part {number + 1} of {count}", f"give the first, '{files[0].name}'"
+            )
+        for index, path in enumerate(files[1:], 1):
+            part = self._part(path)
+            if (part.get("split.no", int), part.get("split.count", int)) != (index, count):
+                raise part.error(f"is not part {index + 1} of '{self.path.name}'")
+            if twice := part.tensors.keys() & self.tensors.keys():
+                raise part.error(f"has the tensor '{min(twice)}' of another part")
+            self.tensors |= part.tensors
+        if self.get("split.tensors.count", int, len(self.tensors)) != len(self.tensors):
+            raise self.error(f"has {len(self.tensors)} tensors in its {count} parts")
+
+    def _read_one(self, path: Path, vocabulary: bool) -> None:
         self.path = path
         self._vocabulary = vocabulary
         self.metadata: dict[str, Any] = {}
@@ -173,7 +214,8 @@ class GgufFile:
             raise self.error(f"has an alignment of {alignment}, which is no power of two")
         start = -(-self._at // alignment) * alignment
         for name, kind, shape, offset in found:
-            self._place(TensorInfo(name, kind, shape, start + offset), offset % alignment)
+            info = TensorInfo(name, kind, shape, start + offset, self.path)
+            self._place(info, offset % alignment)
 
     def _require(self, nbytes: int, what: str) -> None:
         if nbytes > self._size - self._at:

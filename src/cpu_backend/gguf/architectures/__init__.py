@@ -12,7 +12,7 @@ MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}
 
 
 def find(file: GgufFile) -> Architecture:
-    """What the file holds; raises ConfigError where that is not known, or one part of it."""
+    """What the file holds; raises ConfigError where that is not known."""
     name = file.get("general.architecture", str)
     known = MIXTURES if name in MIXTURES and file.get(f"{name}.expert_count", int, 0) else KNOWN
     if name not in known:
@@ -20,6 +20,4 @@ def find(file: GgufFile) -> Architecture:
             f"holds a model of the architecture '{name}', which is not supported",
             f"choose one of {', '.join(sorted(KNOWN))}, or the original checkpoint",
         )
-    if file.get("split.count", int, 1) != 1:
-        raise file.error("is one part of several", "merge them with llama-gguf-split --merge")
     return known[name](file)

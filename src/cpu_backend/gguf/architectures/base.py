@@ -330,7 +330,7 @@ class Architecture:
         if info.kind.name != "F32" or info.shape != (length,):
             raise self.file.error(f"has the tensor '{name}' of another shape than expected")
         order = np.dtype("f4").newbyteorder(self.file.order)
-        return np.fromfile(self.file.path, order, length, offset=info.offset).astype(np.float64)
+        return np.fromfile(info.path, order, length, offset=info.offset).astype(np.float64)
 
     # ---- tensors -----------------------------------------------------------------------------
 
