@@ -182,6 +182,7 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
         (_field("llama.rope.scaling.type", np.ones(2)), "rope.scaling.type' of another type"),
         (_fields({"split.count": 3, "split.no": 0}), "part 1 of 3 and not called so: call the"),
         (_field("split.count", np.ones(2, int)), "'split.count' of another type"),
+        (_field("llama.logit_scale", 0.25), "'llama.logit_scale', which is not supported"),
         (_field("tokenizer.ggml.eos_token_id", 1 << 20), "has no token 1048576"),
         (_tensor("blk.1.ffn_up.weight", None), "has no tensor 'blk.1.ffn_up.weight'"),
         (_tensor("token_embd.weight", None), "has no tensor 'token_embd.weight'"),

@@ -13,7 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import architectures
+from cpu_backend.gguf.checkpoint import Checkpoint
+from cpu_backend.gguf.reader import GgufFile
 from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
@@ -22,6 +27,7 @@ from tools import llama_cpp
 
 SECONDS = 900
 Q8_0 = 0.006  # of what its rounding costs, relative to a weight's size
+OTHERS = (np.ones(2, int), np.ones(0), np.full(99, 2), ["a"], "text", 0, 3, -1.5, True, 1 << 40)
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
@@ -60,10 +66,38 @@ def examine(spec: Spec, folder: Path) -> Outcome:
     outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
     if outcome.state != judge.RIGHT:
         return outcome
+    if faults := damaged(folder / "F32.gguf"):
+        return Outcome(judge.WRONG, "; ".join(faults))
     judged = rounding.Judge(spec, folder)
     file, options = converted(folder, "Q8_0")
     _, fault = judged.examine(file, {**text.CHUNKED, "dtype": "bfloat16", **options}, Q8_0)
     return Outcome(judge.WRONG, f"Q8_0: {fault}") if fault else outcome
+
+
+def damaged(path: Path) -> list[str]:
+    """What else than one sentence a file comes to with a field of another kind or a tensor less."""
+    faults = []
+    name = GgufFile(path).metadata["general.architecture"]
+    for key in [key for key in GgufFile(path).metadata if key.startswith(f"{name}.")]:
+        for value in OTHERS:
+            file = GgufFile(path)
+            file.metadata[key] = value
+            faults += _other_than_a_sentence(file, f"{key} = {value!r}")
+    for missing in GgufFile(path).tensors:
+        file = GgufFile(path)
+        del file.tensors[missing]
+        faults += _other_than_a_sentence(file, f"without {missing}")
+    return faults
+
+
+def _other_than_a_sentence(file: GgufFile, what: str) -> list[str]:
+    try:
+        Checkpoint(file)
+    except ConfigError as error:
+        return [f"{what}: {error}"] if "\n" in str(error) else []
+    except Exception as error:
+        return [f"{what}: {type(error).__name__}: {error}"]
+    return []
 
 
 def main() -> int:

@@ -60,6 +60,8 @@ class Checkpoint:
         if self.architecture.size("expert_count", 0, least=0) and not self.architecture.has_experts:
             raise self.architecture.refuse("holds a mixture of experts of this architecture")
         self.entries = self._entries()
+        for field in self.architecture.unread():
+            raise self.architecture.refuse(f"has the field '{field}'")
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
         self.config |= {**tokens, "torch_dtype": self._dtype()}

@@ -22,6 +22,8 @@ from cpu_backend.gguf.reader import GgufFile, TensorInfo
 
 LARGEST = 1 << 31  # of any size in the metadata
 ROPE_FACTORS = "rope_freqs.weight"
+# Fields that change nothing, or say again what the tensors do.
+HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"}
 
 # By the name of a tensor without its block and ending: its shape, in names of ``sizes``.  A bias
 # has that of its matrix without the last.
@@ -168,34 +170,50 @@ class Architecture:
         self.file = file
         self.name = file.get("general.architecture", str)
         self.has_experts = False  # found out by config()
+        self._read: set[str] = set()
 
     # ---- metadata ----------------------------------------------------------------------------
 
+    def field(self, key: str) -> str:
+        """The whole name of a field of this architecture, which is read from now on."""
+        self._read.add(key)
+        return f"{self.name}.{key}"
+
+    def unread(self) -> list[str]:
+        """The fields of this architecture that nobody has asked for, and that may mean something."""
+        prefix = f"{self.name}."
+        keys = {key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix)}
+        return sorted(prefix + key for key in keys - self._read - HARMLESS)
+
     def has(self, key: str) -> bool:
         """Whether the metadata has the field ``key`` of this architecture."""
-        return f"{self.name}.{key}" in self.file.metadata
+        return self.field(key) in self.file.metadata
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number from ``least`` up."""
-        value = self.file.get(f"{self.name}.{key}", int, default)
+        value = self.file.get(self.field(key), int, default)
         if not least <= value < LARGEST:
             raise self.file.error(f"has {value} in the field '{self.name}.{key}'")
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0."""
-        value = self.file.get(f"{self.name}.{key}", (int, float), default)
+        value = self.file.get(self.field(key), (int, float), default)
         if not (math.isfinite(value) and value > 0):
             raise self.file.error(f"has {value} in the field '{self.name}.{key}'")
         return shortest_float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
-        return bool(self.file.get(f"{self.name}.{key}", bool, default))
+        return bool(self.file.get(self.field(key), bool, default))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A word."""
+        return str(self.file.get(self.field(key), str, default))
 
     def per_layer(self, key: str, default: int | None = None, least: int = 0) -> list[int]:
         """A whole number for each layer, or one for all."""
-        found = self.file.metadata.get(f"{self.name}.{key}")
+        found = self.file.metadata.get(self.field(key))
         if not isinstance(found, np.ndarray):
             return [self.size(key, default, least)] * self.num_layers
         values = [int(value) for value in found.tolist()]
@@ -297,7 +315,7 @@ class Architecture:
         """How positions are stretched."""
         if ROPE_FACTORS in self.file.tensors:
             return self._llama3_scaling()
-        kind = self.file.get(f"{self.name}.rope.scaling.type", str, "none")
+        kind = self.text("rope.scaling.type", "none")
         if kind == "none":
             return None
         if kind not in ("linear", "yarn"):
@@ -306,7 +324,7 @@ class Architecture:
         if kind == "yarn":
             original = self.size("rope.scaling.original_context_length")
             scaling["original_max_position_embeddings"] = original
-            for key, name in (("attn_factor", "attention_factor"), *YARN_FIELDS):
+            for key, name in YARN_FIELDS.items():
                 if self.has(f"rope.scaling.yarn_{key}"):
                     scaling[name] = self.number(f"rope.scaling.yarn_{key}")
         return scaling
@@ -376,7 +394,13 @@ class Architecture:
         return name == ROPE_FACTORS or (block is not None and int(block[1]) >= self.num_layers)
 
 
-YARN_FIELDS = (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"))
+# Of GGUF ("yarn_" before it) -> of config.json.
+YARN_FIELDS = {
+    "attn_factor": "attention_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "ext_factor": "extrapolation_factor",
+}
 # Llama 3.1 and later stretch slow rotations; a GGUF file holds only the resulting factors.
 LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
