@@ -180,7 +180,7 @@ class Architecture:
         return f"{self.name}.{key}"
 
     def unread(self) -> list[str]:
-        """The fields of this architecture that nobody has asked for, and that may mean something."""
+        """The fields of this architecture that nobody has asked for: they may mean something."""
         prefix = f"{self.name}."
         keys = {key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix)}
         return sorted(prefix + key for key in keys - self._read - HARMLESS)
