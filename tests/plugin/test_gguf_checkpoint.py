@@ -351,7 +351,7 @@ def test_engine_arguments_keep_the_users_name(tmp_path: Path, cache: Path) -> No
     assert (found["load_format"], found["seed"]) == ("cpu_gguf", 7)
     named = folder.prefer_folder({"model": path, "served_model_name": ["me"]})
     assert named["served_model_name"] == ["me"]
-    for other in ({"model": str(tmp_path)}, {"model": "someone/some-model"}, {}):
+    for other in ({"model": str(tmp_path / "cache")}, {"model": "someone/some-model"}, {}):
         assert folder.prefer_folder(other) is other
     with pytest.raises(ConfigError, match=r"missing\.gguf' cannot be read"):
         folder.prefer_folder({"model": str(tmp_path / "missing.gguf")})

@@ -17,8 +17,9 @@ from typing import Any
 
 from cpu_backend.envs import user_cache
 from cpu_backend.errors import ConfigError
+from cpu_backend.gguf import locate
 from cpu_backend.gguf.checkpoint import Checkpoint
-from cpu_backend.gguf.reader import GgufFile, is_gguf
+from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
 
 METHOD = "cpu_gguf"  # of quantization, and the load format
@@ -28,16 +29,17 @@ FORMAT_VERSION = 1
 
 
 def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The host's engine arguments with the folder in place of a GGUF file, if ``model`` is one.
+    """The host's engine arguments with the folder in place of a GGUF file, if ``model`` means one.
 
-    The model keeps its name: it is served under the path that the user gave.
+    The model keeps its name: it is served under what the user gave.
     """
     model = arguments.get("model")
-    if not isinstance(model, (str, os.PathLike)) or not is_gguf(Path(model)):
+    if not isinstance(model, (str, os.PathLike)):
         return arguments
-    changed: dict[str, Any] = {
-        "model": str(model_folder(Path(model), not arguments.get("tokenizer")))
-    }
+    file = locate.find(str(model), arguments.get("revision"))
+    if file is None:
+        return arguments
+    changed: dict[str, Any] = {"model": str(model_folder(file, not arguments.get("tokenizer")))}
     if not arguments.get("served_model_name"):
         changed["served_model_name"] = [str(model)]
     if arguments.get("load_format", "auto") == "auto":

@@ -86,11 +86,12 @@ def _without_device(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, device: str = "auto", **kwargs: Any) -> None:  # noqa: N807
         if str(device) not in DEVICES:
             raise ValueError(f"device={device!r} is not available here: choose 'cpu' or 'auto'.")
-        for kind in ("model", "tokenizer"):
-            revision = kwargs.get("revision" if kind == "model" else "tokenizer_revision")
-            preflight.look_for(kind, kwargs.get(kind), revision)
         with sentences.told():
-            init(self, *args, **folder.prefer_folder(kwargs))
+            kwargs = folder.prefer_folder(kwargs)
+            for kind in ("model", "tokenizer"):
+                revision = kwargs.get("revision" if kind == "model" else "tokenizer_revision")
+                preflight.look_for(kind, kwargs.get(kind), revision)
+            init(self, *args, **kwargs)
 
     return __init__
 
