@@ -1,9 +1,10 @@
 """The tokenizer of a GGUF file as tokenizer.json, for transformers.
 
-GGUF has two kinds of vocabulary for the supported models: "gpt2", byte-level BPE with a list of
-merges, where ``tokenizer.ggml.pre`` names how text is split beforehand; and "llama", SentencePiece
-with a score per piece, which becomes a BPE by listing every merge that makes a piece, best score
-first.
+GGUF names the kind of vocabulary: "gpt2" is byte-level BPE with a list of merges, where
+``tokenizer.ggml.pre`` names how text is split beforehand (splits.py); "gemma4" the same over
+characters; "llama" SentencePiece with a score per piece, which becomes a BPE by listing every merge
+that makes a piece, best score first; "t5" SentencePiece's other model, the likeliest pieces;
+"bert" the longest pieces of words.
 """
 
 from __future__ import annotations
@@ -12,30 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf.reader import GgufFile
+from cpu_backend.gguf.splits import BY_ARCHITECTURE, SPLITS, Split
+from cpu_backend.gguf.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER = "pass the original model's with --tokenizer"
+SPACE = "▁"  # stands for one in vocabularies of characters
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
-
-# Splits of text before BPE, as the original tokenizers publish them.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-LLAMA3, QWEN2 = _WORDS % "{1,3}", _WORDS % ""
-GPT2, DIGITS = "gpt2", "digits"
-SPLITS = {
-    **dict.fromkeys(("gpt-2", "phi-2"), GPT2),
-    **dict.fromkeys(("smollm",), DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
-}
-
-# Role in GGUF -> role in transformers.
+# Part in GGUF -> part in transformers.
 ROLES = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
+# By kind of vocabulary: what is put before and after a text where the file does not say.
+ADDED = {
+    "llama": {"bos": True, "eos": False},
+    "t5": {"bos": False, "eos": True},
+    "bert": {"bos": True, "seperator": True},
+}
 
 
 class GgufTokenizer:
@@ -43,25 +37,31 @@ class GgufTokenizer:
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
-        self.tokens = file.get("tokenizer.ggml.tokens", list)
-        if len(set(self.tokens)) != len(self.tokens):
+        self.vocabulary = Vocabulary(file)
+        self.tokens, self.model = self.vocabulary.tokens, self.vocabulary.model
+        if len(self.vocabulary.ids) != len(self.tokens):
             raise file.error("has a token twice in its vocabulary", TOKENIZER)
-        self._types = self._numbers("token_type", [NORMAL] * len(self.tokens))
-        self.model = file.get("tokenizer.ggml.model", str)
         self.named = {
             f"{role}_token": self.tokens[index]
-            for key, role in ROLES.items()
-            if (index := self._token(key)) is not None
+            for part, role in ROLES.items()
+            if (index := self.vocabulary.token(part)) is not None
         }
         self.tokenizer = self._build()
 
+    def ends(self) -> list[int]:
+        """The ids of all tokens that end an answer."""
+        return self.vocabulary.ends()
+
     def settings(self, context_length: int) -> dict[str, Any]:
-        """What tokenizer_config.json says."""
+        """What tokenizer_config.json says.
+
+        Not what is put before and after a text: transformers would do it anew, and tokenizer.json
+        says it already.
+        """
         template = self.file.metadata.get("tokenizer.chat_template")
         return {
             # The generic class reads tokenizer.json as it is.
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": self._adds_bos(),
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
             "model_max_length": context_length,
@@ -69,46 +69,36 @@ class GgufTokenizer:
             **self.named,
         }
 
-    def _numbers(self, key: str, default: list[Any]) -> list[Any]:
-        """One number per token."""
-        found = self.file.metadata.get(f"tokenizer.ggml.{key}")
-        values = default if found is None else getattr(found, "tolist", list)()
-        if len(values) != len(self.tokens):
-            raise self.file.error(f"has {len(values)} of '{key}' for {len(self.tokens)} tokens")
-        return values
+    def _flag(self, name: str, default: bool) -> bool:
+        return bool(self.file.get(f"tokenizer.ggml.{name}", bool, default))
 
-    def _token(self, role: str) -> int | None:
-        key = f"tokenizer.ggml.{role}_token_id"
-        if key not in self.file.metadata:
-            return None
-        index: int = self.file.get(key, int)
-        if not 0 <= index < len(self.tokens):
-            raise self.file.error(f"has no token {index}, which is its {role} token")
-        return index
-
-    def _adds_bos(self) -> bool:
-        default = self.model == "llama" or self._split_name() in ("llama-bpe", "llama3", "llama-v3")
-        return bool(self.file.get("tokenizer.ggml.add_bos_token", bool, default))
-
-    def _split_name(self) -> str:
-        return str(self.file.get("tokenizer.ggml.pre", str, "missing"))
+    def _split(self) -> Split:
+        if self.model == "gemma4":
+            return SPLITS["gemma4"]
+        name = self.file.get("tokenizer.ggml.pre", str, "")
+        if not name:
+            architecture = self.file.get("general.architecture", str, "")
+            name = BY_ARCHITECTURE.get(architecture, "missing")
+        if name not in SPLITS:
+            raise self.file.error(
+                f"splits text in the way '{name}', which is not supported", TOKENIZER
+            )
+        return SPLITS[name]
 
     def _build(self) -> tokenizers.Tokenizer:
-        from tokenizers import AddedToken
-
-        builders = {"gpt2": self._byte_level, "llama": self._sentencepiece}
+        builders = {
+            **dict.fromkeys(("gpt2", "gemma4"), self._bpe),
+            "llama": self._sentencepiece,
+            "t5": self._unigram,
+            "bert": self._word_pieces,
+        }
         if self.model not in builders:
             raise self.file.error(
                 f"has a tokenizer of the kind '{self.model}', which is not supported", TOKENIZER
             )
         try:
             tokenizer = builders[self.model]()
-            for special, kinds in ((True, (CONTROL, UNKNOWN)), (False, (USER_DEFINED,))):
-                typed = zip(self.tokens, self._types, strict=True)
-                found = [text for text, kind in typed if text and kind in kinds]
-                tokenizer.add_tokens(
-                    [AddedToken(text, special=special, normalized=False) for text in found]
-                )
+            self._add_tokens(tokenizer)
         except ConfigError:
             raise
         except Exception as error:  # the library raises nothing more particular
@@ -117,75 +107,173 @@ class GgufTokenizer:
             ) from error
         if tokenizer.get_vocab_size() != len(self.tokens):
             raise self.file.error("has a tokenizer that does not keep its vocabulary", TOKENIZER)
-        self._add_bos(tokenizer)
+        self._surround(tokenizer)
         return tokenizer
 
-    def _add_bos(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def _add_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Tokens that are found in the text as it is, before anything else."""
+        from tokenizers import AddedToken
+
+        strips = self._strips()
+        for special, kinds in ((True, (CONTROL, UNKNOWN)), (False, (USER_DEFINED,))):
+            typed = zip(self.tokens, self.vocabulary.types, strict=True)
+            tokenizer.add_tokens(
+                [
+                    AddedToken(text, special=special, normalized=False, rstrip=text in strips)
+                    for text, kind in typed
+                    if kind in kinds
+                ]
+            )
+
+    def _strips(self) -> set[str]:
+        """Tokens that swallow the spaces after them: GGUF does not say, Phi-3's do."""
+        name = str(self.file.metadata.get("general.name", "")).lower()
+        if "phi-3" not in name and "phi3" not in name:
+            return set()
+        return set(self.tokens) - {"<unk>", "<s>", "<|endoftext|>"}
+
+    def _surround(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Puts the tokens before and after a text that the model was trained with."""
         from tokenizers import processors
 
-        bos = self._token("bos")
-        if self._adds_bos() and bos is not None:
-            # "$" opens a variable in a template, so the token goes by another name.
-            tokenizer.post_processor = processors.TemplateProcessing(
-                single="BOS $A",
-                pair="BOS $A BOS $B",
-                special_tokens=[{"id": "BOS", "ids": [bos], "tokens": [self.tokens[bos]]}],
-            )
+        around = dict(ADDED.get(self.model, {}))
+        if self.model in ("gpt2", "gemma4"):
+            around = {"bos": self._split().adds_bos, "eos": False}
+        if self.model != "bert":  # which does not work without, so files say nothing reliable
+            around = {part: self._flag(f"add_{part}_token", on) for part, on in around.items()}
+        if self.model == "gemma4":  # whose early files deny it
+            around["bos"] = True
+        ids = {
+            part: index
+            for part, on in around.items()
+            if on and (index := self.vocabulary.token(part)) is not None
+        }
+        if not ids:
+            return
+        # "$" and ":" have a meaning in templates, so the tokens go by other names.
+        before = "bos " if "bos" in ids else ""
+        after = "".join(f" {part}" for part in ids if part != "bos")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{before}$A{after}",
+            pair=f"{before}$A{after} {before}$B{after}",
+            special_tokens=[
+                {"id": part, "ids": [index], "tokens": [self.tokens[index]]}
+                for part, index in ids.items()
+            ],
+        )
 
-    def _byte_level(self) -> tokenizers.Tokenizer:
+    def _bpe(self) -> tokenizers.Tokenizer:
         from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-        name = self._split_name()
-        if name not in SPLITS:
-            raise self.file.error(
-                f"splits text in the way '{name}', which is not supported", TOKENIZER
-            )
-        split = SPLITS[name]
-        merges = [tuple(merge.split(" ")) for merge in self.file.get("tokenizer.ggml.merges", list)]
-        if any(len(merge) != 2 for merge in merges):
-            raise self.file.error("has a merge that is not of two tokens", TOKENIZER)
-        vocabulary = {text: index for index, text in enumerate(self.tokens)}
+        split = self._split()
         tokenizer = Tokenizer(
-            models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split == LLAMA3)
+            models.BPE(
+                vocab=self.vocabulary.ids,
+                merges=self._merges(),
+                ignore_merges=split.whole,
+                byte_fallback=split.raw,
+                fuse_unk=split.raw,
+            )
         )
-        if split in (GPT2, DIGITS):
-            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            first: Any = pre_tokenizers.Digits(individual_digits=True)
+        steps: list[Any] = [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns
+        ]
+        if split.raw:
+            tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+            tokenizer.decoder = decoders.Sequence(_undo())
         else:
-            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            first = pre_tokenizers.Split(Regex(split), behavior="isolated")
-        tokenizer.pre_tokenizer = (
-            byte_level if split == GPT2 else pre_tokenizers.Sequence([first, byte_level])
-        )
-        if split == QWEN2:
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+            tokenizer.decoder = decoders.ByteLevel()
+        if split.composes:
             tokenizer.normalizer = normalizers.NFC()
-        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
+
+    def _merges(self) -> list[tuple[str, str]]:
+        merges = []
+        for merge in self.file.get("tokenizer.ggml.merges", list):
+            left, _, right = merge.partition(" ")
+            if not left or not right:
+                raise self.file.error("has a merge that is not of two tokens", TOKENIZER)
+            merges.append((left, right))
+        return merges
 
     def _sentencepiece(self) -> tokenizers.Tokenizer:
         from tokenizers import Tokenizer, decoders, models, normalizers
 
-        scores = self._numbers("scores", [0.0] * len(self.tokens))
-        vocabulary = {text: index for index, text in enumerate(self.tokens)}
-        unknown = self.named.get("unk_token")
-        prefix = bool(self.file.get("tokenizer.ggml.add_space_prefix", bool, True))
+        scores = self.vocabulary.numbers("scores", [0.0] * len(self.tokens))
         tokenizer = Tokenizer(
             models.BPE(
-                vocab=vocabulary,
-                merges=_merges(vocabulary, scores),
-                unk_token=unknown,
+                vocab=self.vocabulary.ids,
+                merges=_merges(self.vocabulary.ids, scores),
+                unk_token=self.named.get("unk_token"),
                 fuse_unk=True,
                 byte_fallback=True,
             )
         )
-        steps: list[Any] = [normalizers.Replace(" ", "▁")]
-        undo: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        if prefix:
-            steps.insert(0, normalizers.Prepend("▁"))
+        steps: list[Any] = [normalizers.Replace(" ", SPACE)]
+        undo = _undo()
+        if self._flag("add_space_prefix", True):
+            steps.insert(0, normalizers.Prepend(SPACE))
             undo.append(decoders.Strip(" ", 1, 0))
         tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.decoder = decoders.Sequence(undo)
         return tokenizer
+
+    def _unigram(self) -> tokenizers.Tokenizer:
+        from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        scores = self.vocabulary.numbers("scores", [0.0] * len(self.tokens))
+        scored = list(zip(self.tokens, map(float, scores), strict=True))
+        tokenizer = Tokenizer(models.Unigram(scored, self.vocabulary.token("unknown")))
+        steps: list[Any] = []
+        table = self.file.metadata.get("tokenizer.ggml.precompiled_charsmap")
+        if table is not None:
+            steps.append(normalizers.Precompiled(bytes(value & 255 for value in table.tolist())))
+        prefixed = self._flag("add_space_prefix", False)
+        scheme = "always" if prefixed else "never"
+        words: list[Any] = []
+        if self._flag("remove_extra_whitespaces", False):
+            words, scheme = [pre_tokenizers.Split(Regex(" +"), behavior="removed")], "always"
+        if steps:
+            tokenizer.normalizer = normalizers.Sequence(steps)
+        words.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
+        tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+        return tokenizer
+
+    def _word_pieces(self) -> tokenizers.Tokenizer:
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+        lower = self._flag("normalizer.lowercase", True)
+        accents = self._flag("normalizer.strip_accents", lower)
+        unknown = self.named.get("unk_token", "[UNK]")
+        # GGUF marks the first pieces of words, the library the others.
+        typed = zip(self.tokens, self.vocabulary.types, strict=True)
+        self.tokens = [_word_piece(text, kind) for text, kind in typed]
+        vocabulary = {text: index for index, text in enumerate(self.tokens)}
+        tokenizer = Tokenizer(
+            models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
+        )
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            lowercase=lower, strip_accents=accents, handle_chinese_chars=True, clean_text=True
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+        return tokenizer
+
+
+def _word_piece(text: str, kind: int) -> str:
+    if kind in (CONTROL, UNKNOWN, USER_DEFINED):
+        return text
+    return text.removeprefix(SPACE) if text.startswith(SPACE) else f"##{text}"
+
+
+def _undo() -> list[Any]:
+    """Decoders of pieces of characters, and of bytes that are none."""
+    from tokenizers import decoders
+
+    return [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
 # Pieces of SentencePiece vocabularies are at most 16 characters long by default; runs of spaces
