@@ -269,8 +269,8 @@ def test_other_architectures_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (_field("tokenizer.ggml.pre", "tekken"), "in the way 'tekken', .* --tokenizer"),
-        (_field("tokenizer.ggml.model", "bert"), "of the kind 'bert', .* --tokenizer"),
+        (_field("tokenizer.ggml.pre", "new"), "in the way 'new', .* --tokenizer"),
+        (_field("tokenizer.ggml.model", "rwkv"), "of the kind 'rwkv', .* --tokenizer"),
         (_field("tokenizer.ggml.merges", ["h e", "x"]), "a merge that is not of two tokens"),
         (_field("tokenizer.ggml.merges", ["none such"]), "cannot be built"),
         (_field("tokenizer.ggml.tokens", ["a", "a"]), "a token twice"),
@@ -327,8 +327,8 @@ def test_the_folder_is_made_once_per_file(tmp_path: Path, cache: Path) -> None:
     assert (made / "config.json").stat().st_mtime_ns == changed
     os.utime(path, ns=(1, 1))
     assert folder.model_folder(path) != made
-    refused = write(tmp_path / "odd.gguf", _field("tokenizer.ggml.pre", "tekken"))
-    with pytest.raises(ConfigError, match="tekken"):
+    refused = write(tmp_path / "odd.gguf", _field("tokenizer.ggml.pre", "unheard"))
+    with pytest.raises(ConfigError, match="unheard"):
         folder.model_folder(refused)
     without = folder.model_folder(refused, with_tokenizer=False)
     assert {p.name for p in without.iterdir()} == {"config.json", "generation_config.json"}

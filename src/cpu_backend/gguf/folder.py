@@ -21,11 +21,12 @@ from cpu_backend.gguf import locate
 from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
+from cpu_backend.gguf.vocabulary import ends
 
 METHOD = "cpu_gguf"  # of quantization, and the load format
 
 # Raise this when the files written from the same GGUF file change.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -95,11 +96,12 @@ def _write(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None, target: Path
 
 def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str, dict[str, Any]]:
     config = dict(checkpoint.config)
-    ends = [config["eos_token_id"], checkpoint.token("eot")]
-    ends = sorted({token for token in ends if token is not None})
+    # All of them, even where another tokenizer is used: a chat would go on past its end.
+    end = config["eos_token_id"]
+    stops = ends(checkpoint.file) or ([] if end is None else [end])
     generation = {"_from_model_config": True, "bos_token_id": config["bos_token_id"]}
-    if ends:
-        generation["eos_token_id"] = ends
+    if stops:
+        generation["eos_token_id"] = stops
     # A quantized output layer is packed as it is, beside the table that look-ups read.
     config["tie_word_embeddings"] = checkpoint.tied and not checkpoint.packs_table
     config["quantization_config"] = {"quant_method": METHOD, "file": str(checkpoint.file.path)}

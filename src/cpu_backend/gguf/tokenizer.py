@@ -9,17 +9,17 @@ that makes a piece, best score first; "t5" SentencePiece's other model, the like
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.splits import BY_ARCHITECTURE, SPLITS, Split
-from cpu_backend.gguf.vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from cpu_backend.gguf.vocabulary import CONTROL, TOKENIZER, UNKNOWN, USER_DEFINED, Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
 
-TOKENIZER = "pass the original model's with --tokenizer"
 SPACE = "▁"  # stands for one in vocabularies of characters
 
 # Part in GGUF -> part in transformers.
@@ -39,8 +39,6 @@ class GgufTokenizer:
         self.file = file
         self.vocabulary = Vocabulary(file)
         self.tokens, self.model = self.vocabulary.tokens, self.vocabulary.model
-        if len(self.vocabulary.ids) != len(self.tokens):
-            raise file.error("has a token twice in its vocabulary", TOKENIZER)
         self.named = {
             f"{role}_token": self.tokens[index]
             for part, role in ROLES.items()
@@ -136,12 +134,14 @@ class GgufTokenizer:
         """Puts the tokens before and after a text that the model was trained with."""
         from tokenizers import processors
 
-        around = dict(ADDED.get(self.model, {}))
-        if self.model in ("gpt2", "gemma4"):
-            around = {"bos": self._split().adds_bos, "eos": False}
-        if self.model != "bert":  # which does not work without, so files say nothing reliable
+        split = self._split() if self.model in ("gpt2", "gemma4") else None
+        around = ADDED.get(self.model) or {
+            "bos": split is not None and split.adds_bos,
+            "eos": False,
+        }
+        if self.model != "bert":  # which needs both, whatever a file says
             around = {part: self._flag(f"add_{part}_token", on) for part, on in around.items()}
-        if self.model == "gemma4":  # whose early files deny it
+        if split is SPLITS["gemma4"]:  # whose early files deny it
             around["bos"] = True
         ids = {
             part: index
@@ -183,11 +183,26 @@ class GgufTokenizer:
             tokenizer.decoder = decoders.Sequence(_undo())
         else:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-            tokenizer.decoder = decoders.ByteLevel()
+            tokenizer.decoder = decoders.Sequence([*self._as_bytes(), decoders.ByteLevel()])
         if split.composes:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         return tokenizer
+
+    def _as_bytes(self) -> list[Any]:
+        """Decoders for whole tokens of plain text that look like stand-ins for bytes.
+
+        DeepSeek's early vocabularies have some letters twice over, "ö" among them.
+        """
+        from tokenizers import Regex, decoders, pre_tokenizers
+
+        stand_ins = set(pre_tokenizers.ByteLevel.alphabet())
+        convert = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return [
+            decoders.Replace(Regex(rf"\A{re.escape(text)}\z"), convert.pre_tokenize_str(text)[0][0])
+            for text, kind in zip(self.tokens, self.vocabulary.types, strict=True)
+            if kind == USER_DEFINED and not text.isascii() and stand_ins.issuperset(text)
+        ]
 
     def _merges(self) -> list[tuple[str, str]]:
         merges = []

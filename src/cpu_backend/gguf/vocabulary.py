@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpu_backend.errors import ConfigError
 from cpu_backend.gguf.reader import GgufFile
+
+TOKENIZER = "pass the original model's with --tokenizer"
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 
@@ -84,6 +87,8 @@ class Vocabulary:
         # A token without text cannot be met, but keeps its id; so does each of several.
         self.tokens = [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
         self.ids = {text: index for index, text in enumerate(self.tokens)}
+        if len(self.ids) != len(self.tokens):
+            raise file.error("has a token twice in its vocabulary", TOKENIZER)
         self.types = self.numbers("token_type", [NORMAL] * len(self.tokens))
         self._filling = {part: self._filling_token(part) for part in FILLING}
         self._ends = self._find_ends()
@@ -93,7 +98,9 @@ class Vocabulary:
         found = self.file.metadata.get(f"tokenizer.ggml.{key}")
         values: list[Any] = default if found is None else getattr(found, "tolist", list)()
         if len(values) != len(self.tokens):
-            raise self.file.error(f"has {len(values)} of '{key}' for {len(self.tokens)} tokens")
+            raise self.file.error(
+                f"has {len(values)} of '{key}' for {len(self.tokens)} tokens", TOKENIZER
+            )
         return values
 
     def token(self, part: str) -> int | None:
@@ -145,7 +152,8 @@ class Vocabulary:
 
 
 def ends(file: GgufFile) -> list[int]:
-    """The tokens that end an answer, if the file has a vocabulary."""
-    if isinstance(file.metadata.get("tokenizer.ggml.tokens"), list):
+    """The tokens that end an answer; none where the file's vocabulary cannot be used."""
+    try:
         return Vocabulary(file).ends()
-    return []
+    except ConfigError:
+        return []
