@@ -95,7 +95,10 @@ def _write(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None, target: Path
 
 
 def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str, dict[str, Any]]:
-    config = dict(checkpoint.config)
+    import transformers
+
+    # Without a version transformers warns of a mistake that tokenizers of old ones may have.
+    config = checkpoint.config | {"transformers_version": transformers.__version__}
     # All of them, even where another tokenizer is used: a chat would go on past its end.
     end = config["eos_token_id"]
     stops = ends(checkpoint.file) or ([] if end is None else [end])

@@ -5,11 +5,15 @@ tokenizer.json files, or of the models' tiktoken code. Where a name has several,
 the pieces that the one before left. Beside them stand the other facts that go with a name and that
 files leave out.
 
-Differences from llama.cpp, all of them in text that its regex engine does not tell apart:
+Differences from llama.cpp, whose own expressions avoid what its regex engine cannot do:
 
-* It knows no case outside of ASCII and counts combining marks as signs in the expressions that
-  look at capitals (O200K and those made like it), so words of Greek, Cyrillic or Devanagari are
-  cut elsewhere. Here they are cut as in training.
+* It knows no case outside of ASCII and takes combining marks for signs in expressions that look at
+  capitals (O200K, TEKKEN), and no case at all in KIMI and YOUTU. Here words are cut as in training.
+* Digits grouped from the right (AFMOE, tiny_aya) are cut together with the text before them there,
+  and before letters, too, where tiny_aya's own expression counts from the left.
+* Spaces and digits beyond ASCII are not in its "\\s" and "\\d" beside ranges of characters
+  (DEEPSEEK, DEEPSEEK_CODER, superbpe).
+* DEEPSEEK has its digits apart; there they are together, which its merges undo.
 * Some tokenizers bring text into NFC first; it does not.
 """
 
