@@ -13,7 +13,7 @@ Differences from llama.cpp, whose own expressions avoid what its regex engine ca
   and before letters, too, where tiny_aya's own expression counts from the left.
 * Spaces and digits beyond ASCII are not in its "\\s" and "\\d" beside ranges of characters
   (DEEPSEEK, DEEPSEEK_CODER, superbpe).
-* DEEPSEEK has its digits apart; there they are together, which its merges undo.
+* DEEPSEEK has its digits apart; there they stay together, but no token has two of them.
 * Some tokenizers bring text into NFC first; it does not.
 """
 
