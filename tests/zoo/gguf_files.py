@@ -39,7 +39,8 @@ GRANTED: dict[str, dict[str, Any]] = {
 def names() -> list[str]:
     """Of the architectures that are read and have a row of their own."""
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
-    return sorted({kind.class_name for kind in known} & {spec.name for spec in text.SPECS})
+    classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
+    return sorted(classes & {spec.name for spec in text.SPECS})
 
 
 def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:

@@ -25,7 +25,8 @@ class Entry:
     """A tensor of the checkpoint.
 
     info: in the file.  shape: here; fewer rows than there where it is a part, which begins at
-    ``first``.  heads: within which its rows are interleaved, if not 0.
+    ``first``.  heads: within which its rows are interleaved, if not 0.  beside: what else its
+    numbers are made of.
     """
 
     info: TensorInfo
@@ -33,6 +34,7 @@ class Entry:
     shape: tuple[int, ...]
     first: int = 0
     heads: int = 0
+    beside: Entry | None = None
 
     @property
     def kind(self) -> BlockType:
@@ -101,6 +103,7 @@ class Checkpoint:
         for entry in entries.values():
             self._check_gate(entry)
         used = {entry.info.name for entry in entries.values()}
+        used |= {entry.beside.info.name for entry in entries.values() if entry.beside}
         for name in sorted(self.file.tensors.keys() - used):
             if not self.architecture.ignored(name):
                 raise self.file.error(
@@ -148,7 +151,11 @@ class Checkpoint:
         if len(shape) == 1 and info.kind.quantized:
             raise self.file.error(f"has the vector '{place}' in {info.kind.name}")
         heads = sizes[tensor.heads] if tensor.heads else 0
-        return Entry(info, tensor, shape, first, heads)
+        beside = None
+        if tensor.beside:
+            name, second = tensor.beside
+            beside = self._find(block, name, Tensor("", second), tensors, sizes)
+        return Entry(info, tensor, shape, first, heads, beside)
 
     def _check_gate(self, entry: Entry) -> None:
         """An expert's gate and up projection are packed as one matrix."""
@@ -179,10 +186,14 @@ class Checkpoint:
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor as numbers of ``dtype``."""
         raw = self.raw(entry)
-        wanted = torch.float32 if entry.tensor.values else dtype
+        make = entry.tensor.values
         rows = raw.reshape(-1, raw.shape[-1])
+        wanted = torch.float32 if make else dtype
         numbers = blocks.dequantize(entry.kind, rows, self.file.order, wanted).view(entry.shape)
-        return entry.tensor.values(numbers).to(dtype) if entry.tensor.values else numbers
+        if make is None:
+            return numbers
+        beside = [self.values(entry.beside)] if entry.beside else []
+        return make(numbers, *beside).to(dtype)
 
 
 def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -66,14 +66,16 @@ class Tensor:
 
     shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
     counts the heads within which its rows are interleaved.  values: makes the checkpoint's numbers
-    of the file's.  plain: computed unquantized by every backend, as routers are.  optional: a
-    model may do without.
+    of the file's.  beside: name and shape of a second tensor of the file, whose numbers ``values``
+    takes too.  plain: computed unquantized by every backend, as routers are.  optional: a model may
+    do without.
     """
 
     name: str
     shape: tuple[str | int, ...] = ()
     heads: str = ""
-    values: Callable[[Any], Any] | None = None
+    values: Callable[..., Any] | None = None
+    beside: tuple[str, tuple[str | int, ...]] | None = None
     plain: bool = False
     optional: bool = False
 
@@ -155,12 +157,14 @@ class Architecture:
 
     class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
     has_head: the host's class has an output layer of its own, also where it is the table.
+    other_classes: of Hugging Face, whose files say that they are of this architecture.
     """
 
     class_name = "LlamaForCausalLM"
     model_type = "llama"
     partial_rotary = False
     has_head = True
+    other_classes: tuple[str, ...] = ()
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
 

@@ -31,6 +31,7 @@ from cpu_backend.host.bases import (
     ModelConfig,
     ParallelLMHead,
     QuantizeMethodBase,
+    ReplicatedLinear,
     RoutedExperts,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
@@ -84,6 +85,8 @@ class CpuGgufConfig(OwnConfig):
             name = TABLE if checkpoint.tied else HEAD
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
+        if not path:  # a layer to which the host gives no name has numbers
+            return UnquantizedLinearMethod()
         shards = self.packed_modules_mapping.get(last, [last])
         entries = [checkpoint.entries[f"{path}.{shard}.weight"] for shard in shards]
         if any(entry.as_numbers for entry in entries):
@@ -169,6 +172,8 @@ class CpuGgufMethod(LinearMethodBase):
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
+        elif isinstance(layer, ReplicatedLinear):
+            loader = _load_whole
         layer.register_parameter(
             "weight", BlocksParameter(self._kinds, input_size_per_partition, loader)
         )
@@ -281,6 +286,11 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
 
 
+def _load_whole(param: BlocksParameter, loaded_weight: torch.Tensor) -> None:
+    """Of a layer that every rank has."""
+    param.shards[0] = loaded_weight
+
+
 def _load_vocabulary(
     layer: VocabParallelEmbedding, param: BlocksParameter, loaded_weight: torch.Tensor
 ) -> None:
@@ -346,7 +356,9 @@ def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
         if name == TABLE or entry.as_numbers:
-            yield name, checkpoint.values(entry, model_config.dtype)
+            # Vectors may be kept in fp32: the host rounds those that are not.
+            vector = len(entry.shape) == 1
+            yield name, checkpoint.values(entry, torch.float32 if vector else model_config.dtype)
         elif len(entry.shape) == 3:
             for number, rows in enumerate(checkpoint.raw(entry)):
                 yield name.format(number), rows
