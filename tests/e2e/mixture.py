@@ -17,6 +17,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from cpu_backend.gguf.names import MIXTURES, OUTER_TENSORS
 from safetensors.torch import load_file, save_file
 from transformers import (
     GptOssConfig,
@@ -25,7 +26,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from cpu_backend.gguf.names import MIXTURES, OUTER_TENSORS
 from cpu_backend.gguf.reader import GgufFile
 from tests.e2e.gguf_copy import Changed, write, write_copy
 from tests.reference.quant import E2M1, dequantize_nvfp4

@@ -7,10 +7,10 @@ import functools
 import gguf
 import numpy as np
 import torch
+from cpu_backend.gguf.names import LAYER_TENSORS, OUTER_TENSORS
 
 from cpu_backend.demo_model import fetch
 from cpu_backend.demo_model.support import sha256
-from cpu_backend.gguf.names import LAYER_TENSORS, OUTER_TENSORS
 
 HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 4, 2, 16, 96, 2
 HIDDEN = HEADS * HEAD_DIM

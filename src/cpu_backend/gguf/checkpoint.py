@@ -14,10 +14,8 @@ import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.architectures import find
-from cpu_backend.gguf.architectures.base import JOINED, OUTER, Tensor, joined, shape_of
+from cpu_backend.gguf.architectures.base import JOINED, Tensor, joined, shape_of, size_of
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
-
-TABLE, HEAD = OUTER["token_embd.weight"].name, OUTER["output.weight"].name
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,15 @@ class Checkpoint:
 
     config: what config.json would say.  entries: the tensors under their Hugging Face names, the
     experts of a layer in one, [experts, rows, columns], with {} for the number; a tied output layer
-    is not among them.
+    is not among them.  table, head: names of the embedding table and the output layer.
     """
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.architecture = find(file)
         self.config = self.architecture.config()
+        outer = self.architecture.outer()
+        self.table, self.head = outer["token_embd.weight"].name, outer["output.weight"].name
         self.entries = self._entries()
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
@@ -67,12 +67,12 @@ class Checkpoint:
     @property
     def tied(self) -> bool:
         """Whether the embedding table is the output layer too."""
-        return HEAD not in self.entries
+        return self.head not in self.entries
 
     @property
     def packs_table(self) -> bool:
         """Whether the output layer is packed from the blocks of the embedding table."""
-        kind = self.entries[TABLE].kind
+        kind = self.entries[self.table].kind
         return self.tied and kind.quantized and self.architecture.has_head
 
     def token(self, role: str) -> int | None:
@@ -129,15 +129,19 @@ class Checkpoint:
     ) -> Entry | None:
         shape = whole = shape_of(name, tensor, sizes)
         place, first = block + name, 0
-        if place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
+        if tensor.within:
+            of, before, rows = tensor.within
+            place, first = block + of, size_of(before, sizes)
+            whole = (size_of(rows, sizes), *shape[1:])
+        elif place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
             place = longer
             kind, _, ending = name.rpartition(".")
-            of = next(parts for parts in JOINED.values() if kind in parts)
-            parts = [f"{part}.{ending}" for part in of]
+            kinds = next(parts for parts in JOINED.values() if kind in parts)
+            parts = [f"{part}.{ending}" for part in kinds]
             axis = max(len(shape) - 2, 0)  # of rows
-            rows = [shape_of(part, tensors[part], sizes)[axis] for part in parts]
-            first = sum(rows[: parts.index(name)])
-            whole = (*shape[:axis], sum(rows), *shape[axis + 1 :])
+            each = [shape_of(part, tensors[part], sizes)[axis] for part in parts]
+            first = sum(each[: parts.index(name)])
+            whole = (*shape[:axis], sum(each), *shape[axis + 1 :])
         info = self.file.tensors.get(place)
         if info is None:
             if tensor.optional:

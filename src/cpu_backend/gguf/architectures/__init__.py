@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpu_backend.gguf.architectures import deepseek, gemma, llama, qwen
+from cpu_backend.gguf.architectures import deepseek, gemma, glm, llama, mixtures, qwen
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
@@ -11,6 +11,8 @@ KNOWN: dict[str, type[Architecture]] = {
     **qwen.KNOWN,
     **gemma.KNOWN,
     **deepseek.KNOWN,
+    **glm.KNOWN,
+    **mixtures.KNOWN,
 }
 # Where an architecture has mixtures of experts under the same name.
 MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}

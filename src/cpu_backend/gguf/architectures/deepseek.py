@@ -18,10 +18,10 @@ from cpu_backend.gguf.reader import GgufFile
 
 
 class Deepseek(Routed):
-    """DeepSeek MoE, the first."""
+    """DeepSeek MoE, the first, whose config transformers does not know."""
 
     class_name = "DeepseekForCausalLM"
-    model_type = "deepseek"
+    model_type = "glm4_moe"
     scoring = (SOFTMAX,)
 
     def config(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class Deepseek(Routed):
         config = super().config()
         if config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
             raise self.refuse("has heads that do not add up to the hidden size")
-        return config | {"attention_bias": False}
+        return config | {"attention_bias": False, "partial_rotary_factor": 1.0}
 
     def layer(self, number: int) -> dict[str, Tensor]:
         # The host makes its attention without names, so what would be packed cannot be found.

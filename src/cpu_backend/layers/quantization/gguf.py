@@ -18,7 +18,7 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint, Entry
+from cpu_backend.gguf.checkpoint import Checkpoint, Entry
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
 from cpu_backend.host.bases import (
@@ -82,7 +82,7 @@ class CpuGgufConfig(OwnConfig):
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.packs_table:
                 return None  # shares the table's packed weight
-            name = TABLE if checkpoint.tied else HEAD
+            name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
         if not path:  # a layer to which the host gives no name has numbers
@@ -355,17 +355,17 @@ class CpuGgufLoader(DefaultModelLoader):
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
-        if name == TABLE or entry.as_numbers:
-            # Vectors may be kept in fp32: the host rounds those that are not.
-            vector = len(entry.shape) == 1
-            yield name, checkpoint.values(entry, torch.float32 if vector else model_config.dtype)
+        if name == checkpoint.table or entry.as_numbers:
+            # Vectors and routers may be kept in fp32: the host rounds those that are not.
+            exact = len(entry.shape) == 1 or entry.tensor.plain
+            yield name, checkpoint.values(entry, torch.float32 if exact else model_config.dtype)
         elif len(entry.shape) == 3:
             for number, rows in enumerate(checkpoint.raw(entry)):
                 yield name.format(number), rows
         else:
             yield name, checkpoint.raw(entry)
     if checkpoint.packs_table:
-        yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
+        yield checkpoint.head, checkpoint.raw(checkpoint.entries[checkpoint.table])
 
 
 @functools.cache
