@@ -24,11 +24,18 @@ SECONDS = 900
 Q8_0 = 0.006  # of what its rounding costs, relative to a weight's size
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {"mup_enabled": True},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {
         "query_pre_attn_scalar": 32,
         "num_hidden_layers": 7,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    },
+    # Of checkpoints that are older than transformers' class.
+    "HunYuanMoEV1ForCausalLM": {
+        "moe_intermediate_size": [352] * 3,
+        "moe_topk": [3] * 3,
+        "num_shared_expert": [1] * 3,
     },
     "MixtralForCausalLM": {"sliding_window": None},
     "Qwen2ForCausalLM": {"use_sliding_window": False},

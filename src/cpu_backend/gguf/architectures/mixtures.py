@@ -1,4 +1,4 @@
-"""Ernie 4.5, MiniMax M2, Ling 2 and Hunyuan, with their dense models."""
+"""Ernie 4.5, MiniMax M2, Ling 2, Hunyuan, K-EXAONE and Trinity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 from cpu_backend.gguf.architectures.base import (
     ATTENTION,
+    EXPERTS,
     FFN_NORM,
+    HEAD_NORMS,
     MLP,
     OUTER,
     Architecture,
@@ -180,10 +182,117 @@ class Hunyuan(Architecture):
         return ATTENTION | HUNYUAN_NORMS | FFN_NORM | MLP
 
 
+class HunyuanMoe(Routed):
+    """Hunyuan A13B: experts as wide as the one that sees every token."""
+
+    class_name = "HunYuanMoEV1ForCausalLM"
+    model_type = "hunyuan_v1_moe"
+    scoring = (SOFTMAX,)
+
+    def config(self) -> dict[str, Any]:
+        if self.dense_layers or self.weights_scale() != 1:
+            raise self.refuse("has dense layers or a scale of experts")
+        width = self.expert_ffn()
+        if self.size("expert_shared_feed_forward_length", width) != width:
+            raise self.refuse("has experts of different widths")
+        config = super().config()
+        return config | {
+            "attention_bias": False,
+            "intermediate_size": width,
+            "moe_topk": config["num_experts_per_tok"],
+            "num_experts": config["n_routed_experts"],
+        }
+
+    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
+        return super().sizes(layer, config) | {"shared_ffn": config["intermediate_size"]}
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        router = plain({"ffn_gate_inp.weight": "mlp.gate.wg.weight"})
+        shared = named(
+            {
+                "ffn_gate_shexp.weight": "mlp.shared_mlp.gate_proj.weight",
+                "ffn_up_shexp.weight": "mlp.shared_mlp.up_proj.weight",
+                "ffn_down_shexp.weight": "mlp.shared_mlp.down_proj.weight",
+            }
+        )
+        return ATTENTION | HUNYUAN_NORMS | FFN_NORM | EXPERTS | router | shared
+
+
+class ExaoneMoe(Routed):
+    """K-EXAONE: windows in three of four layers."""
+
+    class_name = "ExaoneMoeForCausalLM"
+    model_type = "exaone_moe"
+    other_classes = ("ExaoneMoEForCausalLM",)
+    gating = SIGMOID
+    scoring = (SIGMOID,)
+    grouped = True
+
+    def config(self) -> dict[str, Any]:
+        if self.has("rope.freq_base_swa"):
+            raise self.refuse("has another base of positions in layers with windows")
+        config = super().config()
+        dense, sparse = self.dense_layers, self.num_layers - self.dense_layers
+        return config | {
+            "layer_types": self.attention_types(4),
+            "mlp_layer_types": ["dense"] * dense + ["sparse"] * sparse,
+            "num_experts": config["n_routed_experts"],
+            "num_shared_experts": self.shared_experts,
+            "sliding_window": self.size("attention.sliding_window"),
+        }
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        bias = named({"exp_probs_b.bias": "mlp.e_score_correction_bias"})
+        tensors = super().layer(number) | HEAD_NORMS
+        return tensors if number < self.dense_layers else tensors | bias
+
+
+class Afmoe(Routed):
+    """Trinity: gated attention, windows in three of four layers, a scaled table."""
+
+    class_name = "AfmoeForCausalLM"
+    model_type = "afmoe"
+    gating = SIGMOID
+    scoring = (SIGMOID,)
+    grouped = True
+
+    def config(self) -> dict[str, Any]:
+        if self.has("rope.freq_base_swa"):
+            raise self.refuse("has another base of positions in layers with windows")
+        config = super().config()
+        return config | {
+            "layer_types": self.attention_types(4),
+            "mup_enabled": True,
+            "num_dense_layers": self.dense_layers,
+            "num_experts": config["n_routed_experts"],
+            "num_shared_experts": self.shared_experts,
+            "route_norm": config["norm_topk_prob"],
+            "route_scale": config["routed_scaling_factor"],
+            "score_func": config["scoring_func"],
+            "sliding_window": self.size("attention.sliding_window"),
+        }
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        norms = {
+            "post_attention_norm.weight": "post_attention_layernorm.weight",
+            "ffn_norm.weight": "pre_mlp_layernorm.weight",
+            "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+        }
+        gate = {"attn_gate.weight": Tensor("self_attn.gate_proj.weight", ("queries", "hidden"))}
+        tensors = ATTENTION | HEAD_NORMS | gate | named(norms) | self.feed_forward(number)
+        if number >= self.dense_layers:
+            tensors |= plain({"ffn_gate_inp.weight": "mlp.router.gate.weight"})
+            tensors |= named({"exp_probs_b.bias": "mlp.expert_bias"})
+        return tensors
+
+
 KNOWN = {
+    "afmoe": Afmoe,
     "bailingmoe2": Ling2,
     "ernie4_5": Ernie,
     "ernie4_5-moe": ErnieMoe,
+    "exaone-moe": ExaoneMoe,
     "hunyuan-dense": Hunyuan,
+    "hunyuan-moe": HunyuanMoe,
     "minimax-m2": MiniMaxM2,
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cpu_backend.gguf.architectures.base import (
     ATTENTION,
     EXPERTS,
@@ -85,6 +87,16 @@ class Routed(Architecture):
         if used > groups or self.size("expert_count") % groups:
             raise self.file.error(f"uses {used} of {groups} groups of experts")
         return groups, used
+
+    def attention_types(self, period: int) -> list[str]:
+        """Of each layer; without a field, one of so many has no window: the last of them."""
+        key = "attention.sliding_window_pattern"
+        if isinstance(self.file.metadata.get(f"{self.name}.{key}"), np.ndarray):
+            sliding = [flag != 0 for flag in self.per_layer(key)]
+        else:
+            period = self.size(key, period)
+            sliding = [(layer + 1) % period != 0 for layer in range(self.num_layers)]
+        return ["sliding_attention" if s else "full_attention" for s in sliding]
 
     def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
         sizes = super().sizes(layer, config)

@@ -8,6 +8,7 @@ together.  The embedding table is dequantized, because look-ups read single rows
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -57,6 +58,16 @@ def opened(file: str) -> Checkpoint:
     return Checkpoint(GgufFile(Path(file), vocabulary=False))
 
 
+def _experts_of(checkpoint: Checkpoint, prefix: str) -> list[Entry]:
+    """The three tensors of a layer's experts; some classes of the host give their mixture another
+    name than its weights have."""
+    named = {name: entry for name, entry in checkpoint.entries.items() if "{}" in name}
+    layer = re.match(r".*?\.\d+\.", prefix)
+    starts = [prefix + ".", layer[0] if layer else prefix]
+    found = [[e for name, e in named.items() if name.startswith(start)] for start in starts]
+    return found[0] or found[1]
+
+
 class CpuGgufConfig(OwnConfig):
     """``quantization_config`` of the folder that stands for a GGUF file: the file's path."""
 
@@ -77,7 +88,7 @@ class CpuGgufConfig(OwnConfig):
             return None
         checkpoint = opened(self.file)
         if isinstance(layer, RoutedExperts):
-            entries = [e for name, e in checkpoint.entries.items() if name.startswith(prefix + ".")]
+            entries = _experts_of(checkpoint, prefix)
             return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.packs_table:
