@@ -34,7 +34,7 @@ GRANTED: dict[str, dict[str, Any]] = {
     # Of checkpoints that are older than transformers' class.
     "HunYuanMoEV1ForCausalLM": {
         "moe_intermediate_size": [352] * 3,
-        "moe_topk": [3] * 3,
+        "num_experts_per_tok": [3] * 3,
         "num_shared_expert": [1] * 3,
     },
     "MixtralForCausalLM": {"sliding_window": None},
