@@ -30,11 +30,18 @@ Q8_0 = 0.006  # of what its rounding costs, relative to a weight's size
 OTHERS = (np.ones(2, int), np.ones(0), np.full(99, 2), ["a"], "text", 0, 3, -1.5, True, 1 << 40)
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {"mup_enabled": True},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {
         "query_pre_attn_scalar": 32,
         "num_hidden_layers": 7,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    },
+    # Of checkpoints that are older than transformers' class.
+    "HunYuanMoEV1ForCausalLM": {
+        "moe_intermediate_size": [352] * 3,
+        "num_experts_per_tok": [3] * 3,
+        "num_shared_expert": [1] * 3,
     },
     "MixtralForCausalLM": {"sliding_window": None},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
@@ -45,7 +52,8 @@ GRANTED: dict[str, dict[str, Any]] = {
 def names() -> list[str]:
     """Of the architectures that are read and have a row of their own."""
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
-    return sorted({kind.class_name for kind in known} & {spec.name for spec in text.SPECS})
+    classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
+    return sorted(classes & {spec.name for spec in text.SPECS})
 
 
 def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:

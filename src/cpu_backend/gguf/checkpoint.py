@@ -14,10 +14,8 @@ import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.architectures import find
-from cpu_backend.gguf.architectures.base import JOINED, OUTER, Tensor, joined, shape_of
+from cpu_backend.gguf.architectures.base import JOINED, Tensor, joined, shape_of, size_of
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
-
-TABLE, HEAD = OUTER["token_embd.weight"].name, OUTER["output.weight"].name
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,8 @@ class Entry:
     """A tensor of the checkpoint.
 
     info: in the file.  shape: here; fewer rows than there where it is a part, which begins at
-    ``first``.  heads: within which its rows are interleaved, if not 0.
+    ``first``.  heads: within which its rows are interleaved, if not 0.  beside: what else its
+    numbers are made of.
     """
 
     info: TensorInfo
@@ -33,6 +32,7 @@ class Entry:
     shape: tuple[int, ...]
     first: int = 0
     heads: int = 0
+    beside: Entry | None = None
 
     @property
     def kind(self) -> BlockType:
@@ -50,7 +50,7 @@ class Checkpoint:
 
     config: what config.json would say.  entries: the tensors under their Hugging Face names, the
     experts of a layer in one, [experts, rows, columns], with {} for the number; a tied output layer
-    is not among them.
+    is not among them.  table, head: names of the embedding table and the output layer.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -59,6 +59,8 @@ class Checkpoint:
         self.config = self.architecture.config()
         if self.architecture.size("expert_count", 0, least=0) and not self.architecture.has_experts:
             raise self.architecture.refuse("holds a mixture of experts of this architecture")
+        outer = self.architecture.outer()
+        self.table, self.head = outer["token_embd.weight"].name, outer["output.weight"].name
         self.entries = self._entries()
         for field in self.architecture.unread():
             raise self.architecture.refuse(f"has the field '{field}'")
@@ -69,12 +71,12 @@ class Checkpoint:
     @property
     def tied(self) -> bool:
         """Whether the embedding table is the output layer too."""
-        return HEAD not in self.entries
+        return self.head not in self.entries
 
     @property
     def packs_table(self) -> bool:
         """Whether the output layer is packed from the blocks of the embedding table."""
-        kind = self.entries[TABLE].kind
+        kind = self.entries[self.table].kind
         return self.tied and kind.quantized and self.architecture.has_head
 
     def token(self, role: str) -> int | None:
@@ -105,6 +107,7 @@ class Checkpoint:
         for entry in entries.values():
             self._check_gate(entry)
         used = {entry.info.name for entry in entries.values()}
+        used |= {entry.beside.info.name for entry in entries.values() if entry.beside}
         for name in sorted(self.file.tensors.keys() - used):
             if not self.architecture.ignored(name):
                 raise self.file.error(
@@ -130,15 +133,19 @@ class Checkpoint:
     ) -> Entry | None:
         shape = whole = shape_of(name, tensor, sizes)
         place, first = block + name, 0
-        if place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
+        if tensor.within:
+            of, before, rows = tensor.within
+            place, first = block + of, size_of(before, sizes)
+            whole = (size_of(rows, sizes), *shape[1:])
+        elif place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
             place = longer
             kind, _, ending = name.rpartition(".")
-            of = next(parts for parts in JOINED.values() if kind in parts)
-            parts = [f"{part}.{ending}" for part in of]
+            kinds = next(parts for parts in JOINED.values() if kind in parts)
+            parts = [f"{part}.{ending}" for part in kinds]
             axis = max(len(shape) - 2, 0)  # of rows
-            rows = [shape_of(part, tensors[part], sizes)[axis] for part in parts]
-            first = sum(rows[: parts.index(name)])
-            whole = (*shape[:axis], sum(rows), *shape[axis + 1 :])
+            each = [shape_of(part, tensors[part], sizes)[axis] for part in parts]
+            first = sum(each[: parts.index(name)])
+            whole = (*shape[:axis], sum(each), *shape[axis + 1 :])
         info = self.file.tensors.get(place)
         if info is None:
             if tensor.optional:
@@ -152,7 +159,11 @@ class Checkpoint:
         if len(shape) == 1 and info.kind.quantized:
             raise self.file.error(f"has the vector '{place}' in {info.kind.name}")
         heads = sizes[tensor.heads] if tensor.heads else 0
-        return Entry(info, tensor, shape, first, heads)
+        beside = None
+        if tensor.beside:
+            name, second = tensor.beside
+            beside = self._find(block, name, Tensor("", second), tensors, sizes)
+        return Entry(info, tensor, shape, first, heads, beside)
 
     def _check_gate(self, entry: Entry) -> None:
         """An expert's gate and up projection are packed as one matrix."""
@@ -183,10 +194,14 @@ class Checkpoint:
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor as numbers of ``dtype``."""
         raw = self.raw(entry)
-        wanted = torch.float32 if entry.tensor.values else dtype
+        make = entry.tensor.values
         rows = raw.reshape(-1, raw.shape[-1])
+        wanted = torch.float32 if make else dtype
         numbers = blocks.dequantize(entry.kind, rows, self.file.order, wanted).view(entry.shape)
-        return entry.tensor.values(numbers).to(dtype) if entry.tensor.values else numbers
+        if make is None:
+            return numbers
+        beside = [self.values(entry.beside)] if entry.beside else []
+        return make(numbers, *beside).to(dtype)
 
 
 def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -68,14 +68,18 @@ class Tensor:
 
     shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
     counts the heads within which its rows are interleaved.  values: makes the checkpoint's numbers
-    of the file's.  plain: computed unquantized by every backend, as routers are.  optional: a
-    model may do without.
+    of the file's.  beside: name and shape of a second tensor of the file, whose numbers ``values``
+    takes too.  within: the file's tensor of whose rows it is a part, the first of them and how many
+    that has.  plain: computed unquantized by every backend, as routers are.  optional: a model may
+    do without.
     """
 
     name: str
     shape: tuple[str | int, ...] = ()
     heads: str = ""
-    values: Callable[[Any], Any] | None = None
+    values: Callable[..., Any] | None = None
+    beside: tuple[str, tuple[str | int, ...]] | None = None
+    within: tuple[str, str | int, str | int] | None = None
     plain: bool = False
     optional: bool = False
 
@@ -157,12 +161,14 @@ class Architecture:
 
     class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
     has_head: the host's class has an output layer of its own, also where it is the table.
+    other_classes: of Hugging Face, whose files say that they are of this architecture.
     """
 
     class_name = "LlamaForCausalLM"
     model_type = "llama"
     partial_rotary = False
     has_head = True
+    other_classes: tuple[str, ...] = ()
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
 
@@ -432,7 +438,12 @@ def shape_of(name: str, tensor: Tensor, sizes: dict[str, int]) -> tuple[int, ...
         shape = _MATRICES.get(kind) or (_VECTORS.get(kind, "hidden"),)
         if ending == "bias" and len(shape) > 1:
             shape = shape[:-1]
-    return tuple(sizes[s] if isinstance(s, str) else s for s in shape)
+    return tuple(size_of(size, sizes) for size in shape)
+
+
+def size_of(size: str | int, sizes: dict[str, int]) -> int:
+    """A size, or what its name stands for."""
+    return sizes[size] if isinstance(size, str) else size
 
 
 def joined(name: str, tensors: dict[str, TensorInfo]) -> str:

@@ -8,6 +8,7 @@ together.  The embedding table is dequantized, because look-ups read single rows
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint, Entry
+from cpu_backend.gguf.checkpoint import Checkpoint, Entry
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
 from cpu_backend.host.bases import (
@@ -31,6 +32,7 @@ from cpu_backend.host.bases import (
     ModelConfig,
     ParallelLMHead,
     QuantizeMethodBase,
+    ReplicatedLinear,
     RoutedExperts,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
@@ -56,6 +58,16 @@ def opened(file: str) -> Checkpoint:
     return Checkpoint(GgufFile(Path(file), vocabulary=False))
 
 
+def _experts_of(checkpoint: Checkpoint, prefix: str) -> list[Entry]:
+    """The three tensors of a layer's experts; some classes of the host give their mixture another
+    name than its weights have."""
+    named = {name: entry for name, entry in checkpoint.entries.items() if "{}" in name}
+    layer = re.match(r".*?\.\d+\.", prefix)
+    starts = [prefix + ".", layer[0] if layer else prefix]
+    found = [[e for name, e in named.items() if name.startswith(start)] for start in starts]
+    return found[0] or found[1]
+
+
 class CpuGgufConfig(OwnConfig):
     """``quantization_config`` of the folder that stands for a GGUF file: the file's path."""
 
@@ -76,14 +88,16 @@ class CpuGgufConfig(OwnConfig):
             return None
         checkpoint = opened(self.file)
         if isinstance(layer, RoutedExperts):
-            entries = [e for name, e in checkpoint.entries.items() if name.startswith(prefix + ".")]
+            entries = _experts_of(checkpoint, prefix)
             return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.packs_table:
                 return None  # shares the table's packed weight
-            name = TABLE if checkpoint.tied else HEAD
+            name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
+        if not path:  # a layer to which the host gives no name has numbers
+            return UnquantizedLinearMethod()
         shards = self.packed_modules_mapping.get(last, [last])
         entries = [checkpoint.entries[f"{path}.{shard}.weight"] for shard in shards]
         if any(entry.as_numbers for entry in entries):
@@ -169,6 +183,8 @@ class CpuGgufMethod(LinearMethodBase):
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
+        elif isinstance(layer, ReplicatedLinear):
+            loader = _load_whole
         layer.register_parameter(
             "weight", BlocksParameter(self._kinds, input_size_per_partition, loader)
         )
@@ -281,6 +297,11 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
 
 
+def _load_whole(param: BlocksParameter, loaded_weight: torch.Tensor) -> None:
+    """Of a layer that every rank has."""
+    param.shards[0] = loaded_weight
+
+
 def _load_vocabulary(
     layer: VocabParallelEmbedding, param: BlocksParameter, loaded_weight: torch.Tensor
 ) -> None:
@@ -349,15 +370,17 @@ class CpuGgufLoader(DefaultModelLoader):
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
-        if name == TABLE or entry.as_numbers:
-            yield name, checkpoint.values(entry, model_config.dtype)
+        if name == checkpoint.table or entry.as_numbers:
+            # Vectors and routers may be kept in fp32: the host rounds those that are not.
+            exact = len(entry.shape) == 1 or entry.tensor.plain
+            yield name, checkpoint.values(entry, torch.float32 if exact else model_config.dtype)
         elif len(entry.shape) == 3:
             for number, rows in enumerate(checkpoint.raw(entry)):
                 yield name.format(number), rows
         else:
             yield name, checkpoint.raw(entry)
     if checkpoint.packs_table:
-        yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
+        yield checkpoint.head, checkpoint.raw(checkpoint.entries[checkpoint.table])
 
 
 @functools.cache

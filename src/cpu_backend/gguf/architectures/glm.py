@@ -1,0 +1,91 @@
+"""GLM 4 and its mixtures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_backend.gguf.architectures.base import (
+    ATTENTION,
+    HEAD_NORMS,
+    QKV_BIASES,
+    Architecture,
+    Tensor,
+    named,
+    optional,
+)
+from cpu_backend.gguf.architectures.routed import CORRECTION, SIGMOID, Routed
+
+# The file has the gate and the up projection as one, the gate first.
+GATE_IN_UP = {
+    "ffn_gate.weight": Tensor(
+        "mlp.gate_proj.weight", ("ffn", "hidden"), within=("ffn_up.weight", 0, "gate_up")
+    ),
+    "ffn_up.weight": Tensor(
+        "mlp.up_proj.weight", ("ffn", "hidden"), within=("ffn_up.weight", "ffn", "gate_up")
+    ),
+    **named({"ffn_down.weight": "mlp.down_proj.weight"}),
+}
+GLM4_NORMS = named(
+    {
+        "post_attention_norm.weight": "post_self_attn_layernorm.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "post_ffw_norm.weight": "post_mlp_layernorm.weight",
+    }
+)
+NORM_BEHIND = named({"post_attention_norm.weight": "post_attention_layernorm.weight"})
+
+
+def biased(architecture: Architecture) -> dict[str, Any]:
+    """What both say of their attention; pairs of positions of pictures are not for text."""
+    if architecture.has("rope.dimension_sections"):
+        raise architecture.refuse("rotates by positions within pictures")
+    rotated = architecture.size("rope.dimension_count", architecture.head_dim)
+    return {
+        "attention_bias": architecture.present("attn_q.bias"),
+        # Half of each head if it is not said.
+        "partial_rotary_factor": rotated / architecture.head_dim,
+    }
+
+
+class Glm4(Architecture):
+    """GLM-4-0414 and GLM-Z1: four norms a layer."""
+
+    class_name = "Glm4ForCausalLM"
+    model_type = "glm4"
+    partial_rotary = True
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | biased(self)
+
+    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
+        return super().sizes(layer, config) | {"gate_up": 2 * config["intermediate_size"]}
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return ATTENTION | optional(QKV_BIASES) | GLM4_NORMS | GATE_IN_UP
+
+
+class Glm4Moe(Routed):
+    """GLM 4.5 to 4.7 and Solar Open."""
+
+    class_name = "Glm4MoeForCausalLM"
+    model_type = "glm4_moe"
+    partial_rotary = True
+    gating = SIGMOID
+    scoring = (SIGMOID,)
+    grouped = True
+
+    @property
+    def head_norms(self) -> bool:
+        """Whether queries and keys have norms."""
+        return self.present("attn_q_norm.weight")
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | biased(self) | {"use_qk_norm": self.head_norms}
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        tensors = ATTENTION | optional(QKV_BIASES) | NORM_BEHIND | self.feed_forward(number)
+        tensors |= HEAD_NORMS if self.head_norms else {}
+        return tensors if number < self.dense_layers else tensors | CORRECTION
+
+
+KNOWN = {"glm4": Glm4, "glm4moe": Glm4Moe}
