@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def convert(checkpoint: Path, out: Path, kind: str = "ALL_F32") -> None:
         raise RuntimeError(f"llama.cpp cannot convert this: {done.stderr.splitlines()[-1:]}")
 
 
+def _descendants(parent: Any) -> Iterator[Any]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
 def _convert(checkpoint: Path, out: Path, kind: str) -> None:
     root = sources()
     sys.path[:0] = [str(root), str(root / "gguf-py")]
@@ -63,9 +70,9 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
 
     architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), ModelType.TEXT)
     made = get_model_class(architecture, mmproj=False)
-    for ancestor in made.__mro__:
-        if "set_vocab" in vars(ancestor):
-            ancestor.set_vocab = no_vocabulary
+    for each in _descendants(ModelBase):  # a class may leave the work to another
+        if "set_vocab" in vars(each):
+            each.set_vocab = no_vocabulary
     with torch.inference_mode():
         made(checkpoint, getattr(gguf.LlamaFileType, kind), out, eager=True).write()
 
