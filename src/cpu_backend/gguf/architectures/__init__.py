@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from cpu_backend.gguf.architectures import gemma, llama, qwen
+from cpu_backend.gguf.architectures import (
+    cohere,
+    dense,
+    gemma,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+)
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
-KNOWN: dict[str, type[Architecture]] = {**llama.KNOWN, **qwen.KNOWN, **gemma.KNOWN}
+KNOWN: dict[str, type[Architecture]] = {
+    **cohere.KNOWN,
+    **dense.KNOWN,
+    **gemma.KNOWN,
+    **gpt_oss.KNOWN,
+    **granite.KNOWN,
+    **llama.KNOWN,
+    **llama4.KNOWN,
+    **mistral.KNOWN,
+    **olmo.KNOWN,
+    **phi.KNOWN,
+    **qwen.KNOWN,
+}
 # Where an architecture has mixtures of experts under the same name.
 MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}
 
