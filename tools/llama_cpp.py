@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def convert(checkpoint: Path, out: Path, kind: str = "F32") -> None:
         raise RuntimeError(f"llama.cpp cannot convert this: {made.stderr.splitlines()[-1:]}")
 
 
+def _descendants(parent: Any) -> Iterator[Any]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
 def _convert(checkpoint: Path, out: Path, kind: str) -> None:
     root = sources()
     # In place of this script's folder, whose modules have names of packages.
@@ -74,9 +81,9 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
 
     architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), ModelType.TEXT)
     model_class = get_model_class(architecture, mmproj=False)
-    for ancestor in model_class.__mro__:
-        if "set_vocab" in vars(ancestor):
-            ancestor.set_vocab = no_vocabulary
+    for each in _descendants(ModelBase):  # a class may leave the work to another
+        if "set_vocab" in vars(each):
+            each.set_vocab = no_vocabulary
     with torch.inference_mode():
         written = gguf.LlamaFileType[WRITTEN.get(kind, "MOSTLY_BF16")]
         model = model_class(checkpoint, written, out, eager=kind not in WRITTEN)

@@ -17,20 +17,34 @@ import numpy as np
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import architectures
+from cpu_backend.gguf.architectures import phi
 from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import GgufFile
 from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
+from tests.zoo.mistral import MINISTRAL
 from tests.zoo.tokens import SPECIAL, write_tokenizer
 from tools import llama_cpp
 
 SECONDS = 900
 Q8_0 = 0.006  # of what its rounding costs, relative to a weight's size
 OTHERS = (np.ones(2, int), np.ones(0), np.full(99, 2), ["a"], "text", 0, 3, -1.5, True, 1 << 40)
+FACTORS = [1 + channel / 8 for channel in range(16)]
+# The host takes the factors of long texts wherever these may be long, transformers where they are.
+PHI_MOE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "long_factor": FACTORS,
+    "short_factor": FACTORS,
+    "long_mscale": phi.MSCALE,
+    "short_mscale": phi.MSCALE,
+}
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
+    "Cohere2ForCausalLM": {"rotary_pct": 1.0},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {
         "query_pre_attn_scalar": 32,
@@ -43,7 +57,14 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": [3] * 3,
         "num_shared_expert": [1] * 3,
     },
+    "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
+    "Ministral3ForCausalLM": {
+        "rope_parameters": {**MINISTRAL, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "sliding_window": None,
+    },
     "MixtralForCausalLM": {"sliding_window": None},
+    "PhiForCausalLM": {"intermediate_size": 768, "num_key_value_heads": 6},
+    "PhiMoEForCausalLM": {"rope_parameters": PHI_MOE},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
 }

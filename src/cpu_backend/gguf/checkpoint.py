@@ -7,6 +7,7 @@ one there and several here; and numbers, where an architecture says so.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,12 @@ class Checkpoint:
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
         self.config |= {**tokens, "torch_dtype": self._dtype()}
+
+    def entry(self, name: str) -> Entry:
+        """By the name of a tensor of the checkpoint, which may be one of several in the file."""
+        if name not in self.entries:
+            name = re.sub(r"\.\d+(\.\w+)$", r".{}\1", name)
+        return self.entries[name]
 
     @property
     def tied(self) -> bool:
@@ -132,7 +139,7 @@ class Checkpoint:
         self, block: str, name: str, tensor: Tensor, tensors: dict[str, Tensor], sizes: Any
     ) -> Entry | None:
         shape = whole = shape_of(name, tensor, sizes)
-        place, first = block + name, 0
+        place, first = block + (tensor.source or name), 0
         if tensor.within:
             of, before, rows = tensor.within
             place, first = block + of, size_of(before, sizes)

@@ -105,8 +105,11 @@ class ExpertsMethod(FusedMoEMethodBase):
 
     That class has made the parameters, [experts, ...] each; ``matrix`` reads what belongs to one
     expert's gate and up projection ("w13"; of experts without a gate the up projection) or down
-    projection ("w2"), or ``packed`` packs it.
+    projection ("w2"), or ``packed`` packs it.  in_turns: gates and ups are, where the activation
+    says so.
     """
+
+    in_turns = True
 
     @property
     def halves(self) -> int:
@@ -167,7 +170,7 @@ class ExpertsMethod(FusedMoEMethodBase):
         """
         with naming(layer):
             check_activation(layer)
-            if self.moe.activation == MoEActivation.SWIGLUOAI:
+            if self.in_turns and self.moe.activation == MoEActivation.SWIGLUOAI:
                 gates_first(layer)
             experts, shapes = self.pack(layer)
         self.moe_quant_config = self.get_fused_moe_quant_config(layer)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from cpu_backend.gguf.architectures import deepseek, gemma, glm, llama, mixtures, qwen
+from cpu_backend.gguf.architectures import (
+    cohere,
+    deepseek,
+    dense,
+    gemma,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    mistral,
+    mixtures,
+    olmo,
+    phi,
+    qwen,
+)
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
+FAMILIES = (
+    *(cohere, deepseek, dense, gemma, glm, gpt_oss, granite, llama, llama4, mistral, mixtures),
+    *(olmo, phi, qwen),
+)
 KNOWN: dict[str, type[Architecture]] = {
-    **llama.KNOWN,
-    **qwen.KNOWN,
-    **gemma.KNOWN,
-    **deepseek.KNOWN,
-    **glm.KNOWN,
-    **mixtures.KNOWN,
+    name: kind for family in FAMILIES for name, kind in family.KNOWN.items()
 }
 # Where an architecture has mixtures of experts under the same name.
 MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}

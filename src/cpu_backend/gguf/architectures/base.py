@@ -71,7 +71,7 @@ class Tensor:
     of the file's.  beside: name and shape of a second tensor of the file, whose numbers ``values``
     takes too.  within: the file's tensor of whose rows it is a part, the first of them and how many
     that has.  plain: computed unquantized by every backend, as routers are.  optional: a model may
-    do without.
+    do without.  source: the tensor of the file if it goes by another name there.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Tensor:
     within: tuple[str, str | int, str | int] | None = None
     plain: bool = False
     optional: bool = False
+    source: str = ""
 
 
 def named(tensors: dict[str, str]) -> dict[str, Tensor]:
@@ -97,6 +98,11 @@ def optional(tensors: dict[str, str]) -> dict[str, Tensor]:
 def plain(tensors: dict[str, str]) -> dict[str, Tensor]:
     """Matrices that are never quantized."""
     return {gguf_name: Tensor(name, plain=True) for gguf_name, name in tensors.items()}
+
+
+def layer_types(windowed: list[bool]) -> list[str]:
+    """config.json's names of layers with windows and of those without."""
+    return ["sliding_attention" if window else "full_attention" for window in windowed]
 
 
 def minus_one(weight: Any) -> Any:
@@ -227,6 +233,17 @@ class Architecture:
             raise self.file.error(f"has {len(values)} numbers in the field '{self.name}.{key}'")
         return values[: self.num_layers]
 
+    def windowed(self, period: int, first: bool = False) -> list[bool]:
+        """Whether each layer has a window: all but one of ``period``, the last of them or the
+        ``first``, if the file does not say otherwise."""
+        key = "attention.sliding_window_pattern"
+        found = self.file.metadata.get(f"{self.name}.{key}")
+        if isinstance(found, np.ndarray):
+            return [bool(value) for value in self.per_layer(key)]
+        period = self.size(key, period, least=0)
+        full = 0 if first else period - 1
+        return [period == 0 or layer % period != full for layer in range(self.num_layers)]
+
     def present(self, part: str, layer: int = 0) -> bool:
         """Whether a layer has the tensor ``part``."""
         return f"blk.{layer}.{part}" in self.file.tensors
@@ -274,12 +291,16 @@ class Architecture:
             "max_position_embeddings": self.size("context_length"),
             "num_attention_heads": heads,
             "num_hidden_layers": self.num_layers,
-            "num_key_value_heads": self.size("attention.head_count_kv", heads),
+            "num_key_value_heads": self.key_heads(),
             "rms_norm_eps": self.number(f"attention.{self.epsilon}"),
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "vocab_size": self.vocab_size,
             **self.rotary(),
         }
+
+    def key_heads(self) -> int:
+        """The heads of keys and values."""
+        return self.size("attention.head_count_kv", self.size("attention.head_count"))
 
     def intermediate_size(self) -> int:
         """Of the dense layers."""
@@ -388,6 +409,10 @@ class Architecture:
         """The tensors of a layer, with names below ``prefix``."""
         del number
         return ATTENTION | FFN_NORM | MLP
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """Tensors of a checkpoint that the file has in its metadata."""
+        return {}
 
     def prefix(self, number: int) -> str:
         """What the names of a layer's tensors begin with in a checkpoint."""
