@@ -33,13 +33,25 @@ GRANTED: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": {"sliding_window": None},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+    "Starcoder2ForCausalLM": {"sliding_window": 4096},
 }
+# What published configs say, the converter reads and transformers no longer writes.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "BloomForCausalLM": {"seq_length": 1024},
+    "GPT2LMHeadModel": {"n_ctx": 1024},
+    # Under its own name transformers reads it before the converter does.
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.25, "model_type": "as published"},
+    "GlmForCausalLM": {"seq_length": 1024},
+}
+# Rows of models that are loaded as another class.
+LOADED_AS_OTHERS = {"ChatGLMModel", "ExaoneForCausalLM", "InternLM2ForCausalLM"}
 
 
 def names() -> list[str]:
     """Of the architectures that are read and have a row of their own."""
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
-    return sorted({kind.class_name for kind in known} & {spec.name for spec in text.SPECS})
+    classes = {kind.class_name for kind in known} | LOADED_AS_OTHERS
+    return sorted(classes & {spec.name for spec in text.SPECS})
 
 
 def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:
@@ -56,7 +68,8 @@ def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     own = {**spec.config, **GRANTED.get(spec.name, {})}
-    spec = replace(spec, config=own, published_config=dict)
+    written = WRITTEN.get(spec.name, {})
+    spec = replace(spec, config=own, published_config=lambda config: {**config, **written})
     outcome = text.examine(spec, folder, lambda: converted(folder, "ALL_F32"))
     if outcome.state != judge.RIGHT:
         return outcome

@@ -14,10 +14,8 @@ import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.architectures import find
-from cpu_backend.gguf.architectures.base import JOINED, OUTER, Tensor, joined, shape_of
+from cpu_backend.gguf.architectures.base import JOINED, Tensor, joined, shape_of
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
-
-TABLE, HEAD = OUTER["token_embd.weight"].name, OUTER["output.weight"].name
 
 
 @dataclass(frozen=True)
@@ -63,14 +61,24 @@ class Checkpoint:
         self.config |= {**tokens, "torch_dtype": self._dtype()}
 
     @property
+    def table(self) -> str:
+        """The name of the embedding table."""
+        return self.architecture.outer()["token_embd.weight"].name
+
+    @property
+    def head(self) -> str:
+        """The name of the output layer."""
+        return self.architecture.outer()["output.weight"].name
+
+    @property
     def tied(self) -> bool:
         """Whether the embedding table is the output layer too."""
-        return HEAD not in self.entries
+        return self.head not in self.entries
 
     @property
     def packs_table(self) -> bool:
         """Whether the output layer is packed from the blocks of the embedding table."""
-        kind = self.entries[TABLE].kind
+        kind = self.entries[self.table].kind
         return self.tied and kind.quantized and self.architecture.has_head
 
     def token(self, role: str) -> int | None:
@@ -174,6 +182,8 @@ class Checkpoint:
         rows = mapped[info.offset :].view(shape)
         rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         # A quantized block lies within one row, so moving rows loses nothing.
+        if entry.tensor.order is not None:
+            rows = entry.tensor.order(rows)
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:

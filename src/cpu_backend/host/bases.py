@@ -35,6 +35,7 @@ from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     MergedColumnParallelLinear,
     QKVParallelLinear,
+    ReplicatedLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from cpu_backend.gguf.architectures import gemma, llama, qwen
+from cpu_backend.gguf.architectures import exaone, gemma, internlm, layer_norm, llama, qwen
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
-KNOWN: dict[str, type[Architecture]] = {**llama.KNOWN, **qwen.KNOWN, **gemma.KNOWN}
+KNOWN: dict[str, type[Architecture]] = {
+    **llama.KNOWN,
+    **qwen.KNOWN,
+    **gemma.KNOWN,
+    **exaone.KNOWN,
+    **layer_norm.KNOWN,
+    **internlm.KNOWN,
+}
 # Where an architecture has mixtures of experts under the same name.
 MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}
 

@@ -65,14 +65,16 @@ class Tensor:
     """A tensor of a checkpoint: ``name`` there, {} for the number of an expert.
 
     shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
-    counts the heads within which its rows are interleaved.  values: makes the checkpoint's numbers
-    of the file's.  plain: computed unquantized by every backend, as routers are.  optional: a
-    model may do without.
+    counts the heads within which its rows are interleaved.  order: brings the rows of the file,
+    [rows, bytes], into the order in which the host loads them.  values: makes the checkpoint's
+    numbers of the file's.  plain: computed unquantized by every backend, as routers are.
+    optional: a model may do without.
     """
 
     name: str
     shape: tuple[str | int, ...] = ()
     heads: str = ""
+    order: Rows | None = None
     values: Callable[[Any], Any] | None = None
     plain: bool = False
     optional: bool = False
@@ -83,6 +85,11 @@ def named(tensors: dict[str, str]) -> dict[str, Tensor]:
     return {gguf_name: Tensor(name) for gguf_name, name in tensors.items()}
 
 
+def reordered(tensors: dict[str, str], order: Rows) -> dict[str, Tensor]:
+    """Those with rows in another order."""
+    return {gguf_name: Tensor(name, order=order) for gguf_name, name in tensors.items()}
+
+
 def optional(tensors: dict[str, str]) -> dict[str, Tensor]:
     """Those that a model may do without."""
     return {gguf_name: Tensor(name, optional=True) for gguf_name, name in tensors.items()}
@@ -91,6 +98,11 @@ def optional(tensors: dict[str, str]) -> dict[str, Tensor]:
 def plain(tensors: dict[str, str]) -> dict[str, Tensor]:
     """Matrices that are never quantized."""
     return {gguf_name: Tensor(name, plain=True) for gguf_name, name in tensors.items()}
+
+
+def layer_types(windowed: list[bool]) -> list[str]:
+    """config.json's names of layers with windows and of those without."""
+    return ["sliding_attention" if window else "full_attention" for window in windowed]
 
 
 def minus_one(weight: Any) -> Any:
@@ -201,6 +213,17 @@ class Architecture:
         if len(values) < self.num_layers or not all(least <= v < LARGEST for v in values):
             raise self.file.error(f"has {len(values)} numbers in the field '{self.name}.{key}'")
         return values[: self.num_layers]
+
+    def windowed(self, period: int, first: bool = False) -> list[bool]:
+        """Whether each layer has a window: all but one of ``period``, the last of them or the
+        ``first``, if the file does not say otherwise."""
+        key = "attention.sliding_window_pattern"
+        found = self.file.metadata.get(f"{self.name}.{key}")
+        if isinstance(found, np.ndarray):
+            return [bool(value) for value in self.per_layer(key)]
+        period = self.size(key, period, least=0)
+        full = 0 if first else period - 1
+        return [period == 0 or layer % period != full for layer in range(self.num_layers)]
 
     def present(self, part: str, layer: int = 0) -> bool:
         """Whether a layer has the tensor ``part``."""

@@ -67,9 +67,7 @@ class Mixtral(Llama):
     def config(self) -> dict[str, Any]:
         experts = self.experts("num_local_experts")
         size = experts["moe_intermediate_size"]
-        return (
-            super().config() | experts | {"intermediate_size": size, "sliding_window": None}
-        )
+        return super().config() | experts | {"intermediate_size": size, "sliding_window": None}
 
     def intermediate_size(self) -> int:
         return self.expert_ffn()

@@ -46,12 +46,16 @@ class Qwen3Moe(Architecture):
     model_type = "qwen3_moe"
 
     def config(self) -> dict[str, Any]:
-        return super().config() | self.experts() | {
-            "attention_bias": False,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "norm_topk_prob": True,
-        }
+        return (
+            super().config()
+            | self.experts()
+            | {
+                "attention_bias": False,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "norm_topk_prob": True,
+            }
+        )
 
     def layer(self, number: int) -> dict[str, Tensor]:
         return ATTENTION | FFN_NORM | HEAD_NORMS | EXPERTS

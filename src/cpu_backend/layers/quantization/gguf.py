@@ -18,7 +18,7 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint, Entry
+from cpu_backend.gguf.checkpoint import Checkpoint, Entry
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
 from cpu_backend.host.bases import (
@@ -31,6 +31,7 @@ from cpu_backend.host.bases import (
     ModelConfig,
     ParallelLMHead,
     QuantizeMethodBase,
+    ReplicatedLinear,
     RoutedExperts,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
@@ -48,6 +49,9 @@ from cpu_backend.layers.quantization.packing import (
     weight_only_activations,
 )
 from cpu_backend.ops import Codes, GroupScales, PackedLinear, QuantizedLinear
+
+# Of the host's classes that do not say what they merge.
+MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
 
 @functools.lru_cache(maxsize=1)
@@ -81,10 +85,14 @@ class CpuGgufConfig(OwnConfig):
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.packs_table:
                 return None  # shares the table's packed weight
-            name = TABLE if checkpoint.tied else HEAD
+            name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
+        if not prefix:  # a layer of which the host does not say which it is
+            return UnquantizedLinearMethod()
         path, _, last = prefix.rpartition(".")
         shards = self.packed_modules_mapping.get(last, [last])
+        if shards == [last] and f"{prefix}.weight" not in checkpoint.entries:
+            shards = MERGED.get(last, shards)
         entries = [checkpoint.entries[f"{path}.{shard}.weight"] for shard in shards]
         if any(entry.as_numbers for entry in entries):
             return UnquantizedLinearMethod()
@@ -169,6 +177,8 @@ class CpuGgufMethod(LinearMethodBase):
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
+        elif isinstance(layer, ReplicatedLinear):
+            loader = _load_whole
         layer.register_parameter(
             "weight", BlocksParameter(self._kinds, input_size_per_partition, loader)
         )
@@ -281,6 +291,11 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
 
 
+def _load_whole(param: BlocksParameter, loaded_weight: torch.Tensor) -> None:
+    """All of a layer that no rank has a part of."""
+    param.shards[0] = loaded_weight
+
+
 def _load_vocabulary(
     layer: VocabParallelEmbedding, param: BlocksParameter, loaded_weight: torch.Tensor
 ) -> None:
@@ -345,7 +360,7 @@ class CpuGgufLoader(DefaultModelLoader):
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
-        if name == TABLE or entry.as_numbers:
+        if name == checkpoint.table or entry.as_numbers:
             yield name, checkpoint.values(entry, model_config.dtype)
         elif len(entry.shape) == 3:
             for number, rows in enumerate(checkpoint.raw(entry)):
@@ -353,7 +368,7 @@ def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
         else:
             yield name, checkpoint.raw(entry)
     if checkpoint.packs_table:
-        yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
+        yield checkpoint.head, checkpoint.raw(checkpoint.entries[checkpoint.table])
 
 
 @functools.cache
