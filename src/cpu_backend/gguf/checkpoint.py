@@ -60,6 +60,10 @@ class Checkpoint:
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
         self.config |= {**tokens, "torch_dtype": self._dtype()}
 
+    def entry(self, layer: str) -> Entry:
+        """Of a layer of the host, with ".weight"."""
+        return self.entries[self.architecture.weight_of(layer)]
+
     @property
     def table(self) -> str:
         """The name of the embedding table."""
@@ -68,7 +72,8 @@ class Checkpoint:
     @property
     def head(self) -> str:
         """The name of the output layer."""
-        return self.architecture.outer()["output.weight"].name
+        head = self.architecture.outer().get("output.weight")
+        return "" if head is None else head.name
 
     @property
     def tied(self) -> bool:

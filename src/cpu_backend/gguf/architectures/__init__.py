@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cpu_backend.gguf.architectures import exaone, gemma, internlm, layer_norm, llama, qwen
+from cpu_backend.gguf.architectures import (
+    encoders,
+    exaone,
+    gemma,
+    internlm,
+    layer_norm,
+    llama,
+    qwen,
+    windows,
+)
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
@@ -13,6 +22,8 @@ KNOWN: dict[str, type[Architecture]] = {
     **exaone.KNOWN,
     **layer_norm.KNOWN,
     **internlm.KNOWN,
+    **windows.KNOWN,
+    **encoders.KNOWN,
 }
 # Where an architecture has mixtures of experts under the same name.
 MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}

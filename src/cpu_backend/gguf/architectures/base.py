@@ -51,6 +51,8 @@ _VECTORS = {
     "exp_probs_b": "experts",
     "ffn_gate_inp_shexp": "hidden",
 }
+# Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
+POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 # One in the file for two or three in a checkpoint: the parts, in their order.
 JOINED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
@@ -167,12 +169,14 @@ class Architecture:
 
     class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
     has_head: the host's class has an output layer of its own, also where it is the table.
+    causal: tokens attend only to those before them.
     """
 
     class_name = "LlamaForCausalLM"
     model_type = "llama"
     partial_rotary = False
     has_head = True
+    causal = True
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
 
@@ -260,6 +264,8 @@ class Architecture:
 
     def config(self) -> dict[str, Any]:
         """All but tokens and dtype."""
+        if self.flag("attention.causal", self.causal) != self.causal:
+            raise self.refuse("attends in other directions than models of its architecture")
         heads = self.size("attention.head_count")
         return {
             "architectures": [self.class_name],
@@ -278,6 +284,13 @@ class Architecture:
             "vocab_size": self.vocab_size,
             **self.rotary(),
         }
+
+    def pooling(self) -> str:
+        """Which states make an embedding, if the file says so."""
+        kind = self.size("pooling_type", 0, least=0)
+        if kind and kind not in POOLING:
+            raise self.refuse("ranks texts" if kind == 4 else f"pools in the way {kind}")
+        return POOLING.get(kind, "")
 
     def intermediate_size(self) -> int:
         """Of the dense layers."""
@@ -389,6 +402,11 @@ class Architecture:
     def prefix(self, number: int) -> str:
         """What the names of a layer's tensors begin with in a checkpoint."""
         return f"model.layers.{number}."
+
+    def weight_of(self, layer: str) -> str:
+        """The name in a checkpoint of what the host's layer ``layer`` has, where the host gives
+        layers other names than their weights."""
+        return layer
 
     def ignored(self, name: str) -> bool:
         """Whether a tensor of the file is of no use here: part of the configuration, or of layers

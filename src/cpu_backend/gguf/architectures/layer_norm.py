@@ -141,15 +141,16 @@ class Starcoder2(LayerNorms):
 
 
 class Fused(LayerNorms):
-    """One matrix of queries, keys and values, no gate: ``names`` of a layer's tensors.
+    """One matrix of queries, keys and values, no gate.
 
-    biased: the matrices have biases.  rotated: positions turn queries and keys.
+    table, last_norm, layers, attention: their names.  biased: the matrices have biases.
+    rotated: positions turn queries and keys.
     """
 
     table = ""
     last_norm = ""
     layers = ""
-    names: dict[str, str]
+    attention = "self_attention"
     biased = True
     rotated = True
 
@@ -179,19 +180,30 @@ class Fused(LayerNorms):
         )
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        tensors = named(self.names) | self.moved()
+        tensors = named(self.names()) | self.moved()
         matrices = [name.removesuffix(".weight") for name in tensors]
         return with_biases(tensors, *(matrices if self.biased else ()))
 
+    def names(self) -> dict[str, str]:
+        """Of a layer's tensors; those of GPT-NeoX."""
+        return {
+            "attn_norm.weight": "input_layernorm.weight",
+            "attn_output.weight": f"{self.attention}.dense.weight",
+            "ffn_norm.weight": "post_attention_layernorm.weight",
+            "ffn_up.weight": "mlp.dense_h_to_4h.weight",
+            "ffn_down.weight": "mlp.dense_4h_to_h.weight",
+        }
+
     def moved(self) -> dict[str, Tensor]:
         """Those that the host loads in another order of rows."""
-        return {}
-
-    def grouped(self, name: str, groups: int) -> dict[str, Tensor]:
-        """Queries, keys and values of each group of heads together."""
         heads = self.size("attention.head_count")
-        order = functools.partial(by_groups, heads=heads, groups=groups)
-        return reordered({"attn_qkv.weight": name}, order)
+        order = functools.partial(by_groups, heads=heads, groups=self.groups)
+        return reordered({"attn_qkv.weight": f"{self.attention}.query_key_value.weight"}, order)
+
+    @property
+    def groups(self) -> int:
+        """Of heads that share keys."""
+        return self.size("attention.head_count_kv", self.size("attention.head_count"))
 
     def prefix(self, number: int) -> str:
         return f"{self.layers}.{number}."
@@ -229,24 +241,12 @@ class Falcon(Fused):
         """Whether attention has a norm of its own."""
         return self.present("attn_norm_2.weight")
 
-    @property
-    def names(self) -> dict[str, str]:  # type: ignore[override]
-        """As LayerNorms has them."""
-        norms = {"attn_norm.weight": "input_layernorm.weight"}
+    def names(self) -> dict[str, str]:
+        names = super().names()
+        del names["ffn_norm.weight"]
         if self.two_norms:
-            norms = {
-                "attn_norm.weight": "ln_mlp.weight",
-                "attn_norm_2.weight": "ln_attn.weight",
-            }
-        return norms | {
-            "attn_output.weight": "self_attention.dense.weight",
-            "ffn_up.weight": "mlp.dense_h_to_4h.weight",
-            "ffn_down.weight": "mlp.dense_4h_to_h.weight",
-        }
-
-    def moved(self) -> dict[str, Tensor]:
-        groups = self.size("attention.head_count_kv", self.size("attention.head_count"))
-        return self.grouped("self_attention.query_key_value.weight", groups)
+            names |= {"attn_norm.weight": "ln_mlp.weight", "attn_norm_2.weight": "ln_attn.weight"}
+        return names
 
 
 class GptNeoX(Fused):
@@ -259,13 +259,7 @@ class GptNeoX(Fused):
     table = "model.embed_in.weight"
     last_norm = "model.final_layer_norm.weight"
     layers = "model.layers"
-    names = {
-        "attn_norm.weight": "input_layernorm.weight",
-        "attn_output.weight": "attention.dense.weight",
-        "ffn_norm.weight": "post_attention_layernorm.weight",
-        "ffn_up.weight": "mlp.dense_h_to_4h.weight",
-        "ffn_down.weight": "mlp.dense_4h_to_h.weight",
-    }
+    attention = "attention"
 
     def config(self) -> dict[str, Any]:
         return super().config() | {
@@ -277,10 +271,6 @@ class GptNeoX(Fused):
         config = super().rotary()
         theta, part = config.pop("rope_theta"), config.pop("partial_rotary_factor", 1.0)
         return config | {"rotary_emb_base": theta, "rotary_pct": part}
-
-    def moved(self) -> dict[str, Tensor]:
-        heads = self.size("attention.head_count")
-        return self.grouped("attention.query_key_value.weight", heads)
 
 
 class Bloom(Fused):
@@ -295,13 +285,6 @@ class Bloom(Fused):
     table = "transformer.word_embeddings.weight"
     last_norm = "transformer.ln_f.weight"
     layers = "transformer.h"
-    names = {
-        "attn_norm.weight": "input_layernorm.weight",
-        "attn_output.weight": "self_attention.dense.weight",
-        "ffn_norm.weight": "post_attention_layernorm.weight",
-        "ffn_up.weight": "mlp.dense_h_to_4h.weight",
-        "ffn_down.weight": "mlp.dense_4h_to_h.weight",
-    }
 
     def config(self) -> dict[str, Any]:
         # Old files have the table twice.
@@ -310,10 +293,6 @@ class Bloom(Fused):
     def outer(self) -> dict[str, Tensor]:
         norm = named({"token_embd_norm.weight": "transformer.word_embeddings_layernorm.weight"})
         return super().outer() | with_biases(norm)
-
-    def moved(self) -> dict[str, Tensor]:
-        heads = self.size("attention.head_count")
-        return self.grouped("self_attention.query_key_value.weight", heads)
 
     def ignored(self, name: str) -> bool:
         return name == "output.weight" or super().ignored(name)
@@ -331,14 +310,6 @@ class StarCoder(Fused):
     table = "model.wte.weight"
     last_norm = "model.ln_f.weight"
     layers = "model.h"
-    names = {
-        "attn_norm.weight": "ln_1.weight",
-        "attn_qkv.weight": "attn.c_attn.weight",
-        "attn_output.weight": "attn.c_proj.weight",
-        "ffn_norm.weight": "ln_2.weight",
-        "ffn_up.weight": "mlp.c_fc.weight",
-        "ffn_down.weight": "mlp.c_proj.weight",
-    }
 
     def config(self) -> dict[str, Any]:
         config = super().config()
@@ -346,11 +317,24 @@ class StarCoder(Fused):
             "activation_function": config.pop("hidden_act"),
             "n_inner": config["intermediate_size"],
         }
-        return config | self.attention(config["num_key_value_heads"])
+        return config | self.sharing()
 
-    def attention(self, groups: int) -> dict[str, Any]:
-        """What config.json says of it."""
-        if groups != 1:
+    def names(self) -> dict[str, str]:
+        return {
+            "attn_norm.weight": "ln_1.weight",
+            "attn_qkv.weight": "attn.c_attn.weight",
+            "attn_output.weight": "attn.c_proj.weight",
+            "ffn_norm.weight": "ln_2.weight",
+            "ffn_up.weight": "mlp.c_fc.weight",
+            "ffn_down.weight": "mlp.c_proj.weight",
+        }
+
+    def moved(self) -> dict[str, Tensor]:
+        return {}
+
+    def sharing(self) -> dict[str, Any]:
+        """What config.json says of heads that share keys."""
+        if self.groups != 1:
             raise self.refuse("is a StarCoder with more than one head of keys")
         return {"multi_query": True}
 
@@ -371,8 +355,8 @@ class Gpt2(StarCoder):
     last_norm = "transformer.ln_f.weight"
     layers = "transformer.h"
 
-    def attention(self, groups: int) -> dict[str, Any]:
-        if groups != self.size("attention.head_count"):
+    def sharing(self) -> dict[str, Any]:
+        if self.groups != self.size("attention.head_count"):
             raise self.refuse("is a GPT-2 whose heads share keys")
         return {}
 
