@@ -56,13 +56,19 @@ def names() -> list[str]:
     return sorted(classes & {spec.name for spec in text.SPECS})
 
 
-def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:
-    """A GGUF file beside the checkpoint, and the options that engines need for it."""
+def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[str, Any]]:
+    """A GGUF file beside the checkpoint, and the options that engines need for it.  said: the kind
+    of tokenizer that the converter insists on."""
     # A vocabulary of the model's size: some converters drop the rows of more.
     missing = BASE["vocab_size"] - 256 - len(SPECIAL)
     write_tokenizer(checkpoint, [f"<{number}>" for number in range(missing)])
     file = checkpoint / f"{kind}.gguf"
+    tokenizer = checkpoint / "tokenizer.json"
+    own = tokenizer.read_text()
+    if said:
+        tokenizer.write_text(own.replace('"type": "BPE"', f'"type": "{said}"'))
     llama_cpp.convert(checkpoint, file, kind)
+    tokenizer.write_text(own)
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     return file, {"tokenizer": str(checkpoint)}
 

@@ -30,6 +30,7 @@ GRANTED: dict[str, dict[str, Any]] = {
 }
 # What published configs say, and transformers no longer writes.
 WRITTEN: dict[str, dict[str, Any]] = {
+    "ModernBertModel": {"layer_norm_eps": 1e-5},
     "NomicBertModel": {
         "causal": False,
         "max_trained_positions": 2048,
@@ -40,6 +41,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "rotary_emb_fraction": 1.0,
     },
 }
+TOKENIZERS = {"NomicBertModel": "WordPiece"}
 NAMES = (
     "BertModel",
     "Gemma3TextModel",
@@ -56,7 +58,12 @@ def write_pooling(folder: Path, kind: str) -> None:
     place = folder / "1_Pooling"
     place.mkdir(exist_ok=True)
     (place / "config.json").write_text(json.dumps({f"pooling_mode_{WORDS[kind]}": True}))
-    module = {"idx": 1, "name": "1", "path": place.name, "type": f"{folder_files.SENTENCE_MODULES}.Pooling"}
+    module = {
+        "idx": 1,
+        "name": "1",
+        "path": place.name,
+        "type": f"{folder_files.SENTENCE_MODULES}.Pooling",
+    }
     (folder / "modules.json").write_text(json.dumps([module]))
 
 
@@ -69,12 +76,13 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     write_pooling(folder, spec.pool)
     asked = replace(spec, pool=None, published_config=dict)  # the file says it
     try:
-        file, options = gguf_files.converted(folder, "ALL_F32")
+        said = TOKENIZERS.get(spec.name, "")
+        file, options = gguf_files.converted(folder, "ALL_F32", said)
         found = {
             dtype: pooling.answers(file, asked, dtype, None, options)
             for dtype in ("float32", "bfloat16")
         }
-        file, options = gguf_files.converted(folder, "MOSTLY_Q8_0")
+        file, options = gguf_files.converted(folder, "MOSTLY_Q8_0", said)
         found["Q8_0"] = pooling.answers(file, asked, "float32", None, options)
     except run.Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
@@ -97,9 +105,7 @@ def main() -> int:
     for name in sys.argv[1:] or NAMES:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                outcome = run.forked(
-                    examine, specs[name], Path(folder), seconds=gguf_files.SECONDS
-                )
+                outcome = run.forked(examine, specs[name], Path(folder), seconds=gguf_files.SECONDS)
             except run.Failed as failed:
                 outcome = Outcome(judge.WRONG, f"{failed}\n{failed.where}")
         faulty = faulty or outcome.state != judge.RIGHT

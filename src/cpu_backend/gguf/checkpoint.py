@@ -58,7 +58,8 @@ class Checkpoint:
         self.entries = self._entries()
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
-        self.config |= {**tokens, "torch_dtype": self._dtype()}
+        known = {name: token for name, token in tokens.items() if token is not None}
+        self.config = {**tokens, **self.config, **known, "torch_dtype": self._dtype()}
 
     def entry(self, layer: str) -> Entry:
         """Of a layer of the host, with ".weight"."""

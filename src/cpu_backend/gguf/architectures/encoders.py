@@ -141,6 +141,7 @@ class NomicBert(Encoder):
             "n_embd": config["hidden_size"],
             "n_inner": config["intermediate_size"],
             "n_layer": config["num_hidden_layers"],
+            "pad_token_id": 0,  # where a file has none: the config's class needs one
             "position_embedding_type": "rope",
             "qkv_proj_bias": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": theta},

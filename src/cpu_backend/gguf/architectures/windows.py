@@ -52,6 +52,7 @@ class Plamo3(Architecture):
     name."""
 
     class_name = "Plamo3ForCausalLM"
+    has_head = False  # that could be quantized
 
     def config(self) -> dict[str, Any]:
         config = super().config()
@@ -69,7 +70,10 @@ class Plamo3(Architecture):
 
     def outer(self) -> dict[str, Tensor]:
         outer = super().outer()
-        return outer | {"output_norm.weight": Tensor("model.norm.weight", values=less(1.0))}
+        return outer | {
+            "output_norm.weight": Tensor("model.norm.weight", values=less(1.0)),
+            "output.weight": Tensor("lm_head.weight", plain=True),
+        }
 
     def layer(self, number: int) -> dict[str, Tensor]:
         norms = {name: Tensor(here, values=less(centre)) for name, (here, centre) in NORMS.items()}
