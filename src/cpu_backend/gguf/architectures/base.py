@@ -264,6 +264,7 @@ class Architecture:
 
     def config(self) -> dict[str, Any]:
         """All but tokens and dtype."""
+        self.pooling()  # before the tensors of a kind that is refused
         if self.flag("attention.causal", self.causal) != self.causal:
             raise self.refuse("attends in other directions than models of its architecture")
         heads = self.size("attention.head_count")
