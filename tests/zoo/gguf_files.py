@@ -58,6 +58,7 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_shared_expert": [1] * 3,
     },
     "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
+    "MellumForCausalLM": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "Ministral3ForCausalLM": {
         "rope_parameters": {**MINISTRAL, "mscale": 1.0, "mscale_all_dim": 1.0},
         "sliding_window": None,
@@ -65,25 +66,44 @@ GRANTED: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": {"sliding_window": None},
     "PhiForCausalLM": {"intermediate_size": 768, "num_key_value_heads": 6},
     "PhiMoEForCausalLM": {"rope_parameters": PHI_MOE},
+    "Plamo3ForCausalLM": {"sliding_window_pattern": 3},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+    "Starcoder2ForCausalLM": {"sliding_window": 4096},
 }
+# What published configs say, the converter reads and transformers no longer writes.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "BloomForCausalLM": {"seq_length": 1024},
+    "GPT2LMHeadModel": {"n_ctx": 1024},
+    # Under its own name transformers reads it before the converter does.
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.25, "model_type": "as published"},
+    "GlmForCausalLM": {"seq_length": 1024},
+}
+# Rows of models that are loaded as another class.
+LOADED_AS_OTHERS = {"ChatGLMModel", "ExaoneForCausalLM", "InternLM2ForCausalLM"}
 
 
 def names() -> list[str]:
     """Of the architectures that are read and have a row of their own."""
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
     classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
+    classes |= LOADED_AS_OTHERS
     return sorted(classes & {spec.name for spec in text.SPECS})
 
 
-def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:
-    """A GGUF file beside the checkpoint, and the options that engines need for it."""
+def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[str, Any]]:
+    """A GGUF file beside the checkpoint, and the options that engines need for it.  said: the kind
+    of tokenizer that the converter insists on."""
     # A vocabulary of the model's size: some converters drop the rows of more.
     missing = BASE["vocab_size"] - 256 - len(SPECIAL)
     write_tokenizer(checkpoint, [f"<{number}>" for number in range(missing)])
     file = checkpoint / f"{kind}.gguf"
+    tokenizer = checkpoint / "tokenizer.json"
+    own = tokenizer.read_text()
+    if said:
+        tokenizer.write_text(own.replace('"type": "BPE"', f'"type": "{said}"'))
     llama_cpp.convert(checkpoint, file, kind)
+    tokenizer.write_text(own)
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     return file, {"tokenizer": str(checkpoint)}
 
@@ -91,7 +111,8 @@ def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     own = {**spec.config, **GRANTED.get(spec.name, {})}
-    spec = replace(spec, config=own, published_config=dict)
+    written = WRITTEN.get(spec.name, {})
+    spec = replace(spec, config=own, published_config=lambda config: {**config, **written})
     outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
     if outcome.state != judge.RIGHT:
         return outcome

@@ -201,16 +201,16 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     except Failed as failed:
         return judge.failure(failed, spec.host, spec.note)
     faults = [
-        *_differences(spec, found),
+        *differences(spec, found),
         *wrong_numbers(model, spec, processor, found["float32"]),
-        *_int8_faults(model, spec, processor, found[INT8]),
-        *_bf16_faults(model, spec, processor, found["bfloat16"]),
+        *rounding_faults(model, spec, processor, found[INT8], judge.QUANTIZATIONS[INT8], INT8),
+        *bf16_faults(model, spec, processor, found["bfloat16"]),
     ]
     state = RIGHT if not faults else HOST if spec.host else WRONG
     return Outcome(state, "; ".join(faults) or spec.note, ("fp32", "bf16", INT8), COMPARED)
 
 
-def _differences(spec: PoolingSpec, by_dtype: dict[str, list[list[torch.Tensor]]]) -> list[str]:
+def differences(spec: PoolingSpec, by_dtype: dict[str, list[list[torch.Tensor]]]) -> list[str]:
     """Where a prompt's answers in one dtype are not the same in every bit: one line per dtype."""
     faults = []
     for dtype, by_batch in by_dtype.items():
@@ -242,24 +242,29 @@ def wrong_numbers(
     return faults[:1]
 
 
-def _int8_faults(
-    model: Any, spec: PoolingSpec, processor: Any, ours: list[list[torch.Tensor]]
+def rounding_faults(
+    model: Any,
+    spec: PoolingSpec,
+    processor: Any,
+    ours: list[list[torch.Tensor]],
+    size: float,
+    name: str,
 ) -> list[str]:
-    """Whether the error is more than twice what noise as large as that rounding costs."""
+    """Whether the error is more than twice what noise of that size costs."""
     asked = prompts(spec)
     exact = [expected(model, spec, prompt, processor) for prompt in asked]
     mine = _rms([results[0] for results in ours[: len(exact)]], exact)
     allowed = 0.0
     for draw in range(judge.DRAWS):
-        noisy = judge.with_noise(model, judge.QUANTIZATIONS[INT8], draw)
+        noisy = judge.with_noise(model, size, draw)
         cost = _rms([expected(noisy, spec, prompt, processor) for prompt in asked], exact)
         allowed = max(allowed, 2.0 * cost)
         if mine <= allowed:
             return []
-    return [f"{INT8}: error {mine:.3g}, noise of that size costs {allowed / 2.0:.3g}"]
+    return [f"{name}: error {mine:.3g}, noise of that size costs {allowed / 2.0:.3g}"]
 
 
-def _bf16_faults(
+def bf16_faults(
     model: Any, spec: PoolingSpec, processor: Any, ours: list[list[torch.Tensor]]
 ) -> list[str]:
     """Whether the error in bf16 is more than twice that of transformers; both against fp32 on the

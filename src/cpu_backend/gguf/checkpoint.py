@@ -60,20 +60,31 @@ class Checkpoint:
         self.config = self.architecture.config()
         if self.architecture.size("expert_count", 0, least=0) and not self.architecture.has_experts:
             raise self.architecture.refuse("holds a mixture of experts of this architecture")
-        outer = self.architecture.outer()
-        self.table, self.head = outer["token_embd.weight"].name, outer["output.weight"].name
         self.entries = self._entries()
         for field in self.architecture.unread():
             raise self.architecture.refuse(f"has the field '{field}'")
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
-        self.config |= {**tokens, "torch_dtype": self._dtype()}
+        known = {name: token for name, token in tokens.items() if token is not None}
+        self.config = {**tokens, **self.config, **known, "torch_dtype": self._dtype()}
 
-    def entry(self, name: str) -> Entry:
-        """By the name of a tensor of the checkpoint, which may be one of several in the file."""
+    def entry(self, layer: str) -> Entry:
+        """Of a layer of the host, with ".weight"; it may be one of several in a tensor."""
+        name = self.architecture.weight_of(layer)
         if name not in self.entries:
             name = re.sub(r"\.\d+(\.\w+)$", r".{}\1", name)
         return self.entries[name]
+
+    @property
+    def table(self) -> str:
+        """The name of the embedding table."""
+        return self.architecture.outer()["token_embd.weight"].name
+
+    @property
+    def head(self) -> str:
+        """The name of the output layer."""
+        head = self.architecture.outer().get("output.weight")
+        return "" if head is None else head.name
 
     @property
     def tied(self) -> bool:
@@ -196,6 +207,8 @@ class Checkpoint:
         rows = mapped[info.offset :].view(shape)
         rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         # A quantized block lies within one row, so moving rows loses nothing.
+        if entry.tensor.order is not None:
+            rows = entry.tensor.order(rows)
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -24,6 +24,7 @@ from cpu_backend.gguf.tokenizer import GgufTokenizer
 from cpu_backend.gguf.vocabulary import ends
 
 METHOD = "cpu_gguf"  # of quantization, and the load format
+SENTENCE_MODULES, POOLING = "sentence_transformers.models", "1_Pooling"
 
 # Raise this when the files written from the same GGUF file change.
 FORMAT_VERSION = 2
@@ -81,6 +82,7 @@ def _write(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None, target: Path
     staged = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
     try:
         for name, content in _files(checkpoint, tokenizer).items():
+            (staged / name).parent.mkdir(exist_ok=True)
             (staged / name).write_text(json.dumps(content, indent=2) + "\n")
         if tokenizer is not None:
             tokenizer.tokenizer.save(str(staged / "tokenizer.json"))
@@ -94,7 +96,7 @@ def _write(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None, target: Path
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str, dict[str, Any]]:
+def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str, Any]:
     import transformers
 
     # Without a version transformers warns of a mistake that tokenizers of old ones may have.
@@ -108,8 +110,24 @@ def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str,
     # A quantized output layer is packed as it is, beside the table that look-ups read.
     config["tie_word_embeddings"] = checkpoint.tied and not checkpoint.packs_table
     config["quantization_config"] = {"quant_method": METHOD, "file": str(checkpoint.file.path)}
-    files = {"config.json": config, "generation_config.json": generation}
+    files: dict[str, Any] = {"config.json": config, "generation_config.json": generation}
+    files |= _pooling(checkpoint.architecture.pooling(), config["hidden_size"])
     if tokenizer is not None:
         settings = tokenizer.settings(config["max_position_embeddings"])
         files |= {"tokenizer_config.json": settings, "special_tokens_map.json": tokenizer.named}
     return files
+
+
+def _pooling(kind: str, width: int) -> dict[str, Any]:
+    """What sentence-transformers writes of a model that makes embeddings, which have length 1, as
+    llama.cpp gives them."""
+    if not kind:
+        return {}
+    modules = ("Transformer", ""), ("Pooling", POOLING), ("Normalize", "2_Normalize")
+    return {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"{SENTENCE_MODULES}.{name}"}
+            for i, (name, path) in enumerate(modules)
+        ],
+        f"{POOLING}/config.json": {"word_embedding_dimension": width, kind: True},
+    }

@@ -39,7 +39,7 @@ def unknown_token(ids: Any, prompt_input: Any, vocab_size: int) -> str:
     """What is wrong with the tokens of a prompt; empty if nothing."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return ""
-    media = set()
+    media: set[int] = set()
     for places in (prompt_input.get("mm_placeholders") or {}).values():
         for place in places:
             media.update(range(place.offset, place.offset + place.length))

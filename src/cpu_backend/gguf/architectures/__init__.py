@@ -6,10 +6,14 @@ from cpu_backend.gguf.architectures import (
     cohere,
     deepseek,
     dense,
+    encoders,
+    exaone,
     gemma,
     glm,
     gpt_oss,
     granite,
+    internlm,
+    layer_norm,
     llama,
     llama4,
     mistral,
@@ -17,13 +21,14 @@ from cpu_backend.gguf.architectures import (
     olmo,
     phi,
     qwen,
+    windows,
 )
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
 FAMILIES = (
-    *(cohere, deepseek, dense, gemma, glm, gpt_oss, granite, llama, llama4, mistral, mixtures),
-    *(olmo, phi, qwen),
+    *(cohere, deepseek, dense, encoders, exaone, gemma, glm, gpt_oss, granite, internlm),
+    *(layer_norm, llama, llama4, mistral, mixtures, olmo, phi, qwen, windows),
 )
 KNOWN: dict[str, type[Architecture]] = {
     name: kind for family in FAMILIES for name, kind in family.KNOWN.items()

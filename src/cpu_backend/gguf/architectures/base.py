@@ -53,6 +53,8 @@ _VECTORS = {
     "exp_probs_b": "experts",
     "ffn_gate_inp_shexp": "hidden",
 }
+# Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
+POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 # One in the file for two or three in a checkpoint: the parts, in their order.
 JOINED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
@@ -67,16 +69,19 @@ class Tensor:
     """A tensor of a checkpoint: ``name`` there, {} for the number of an expert.
 
     shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
-    counts the heads within which its rows are interleaved.  values: makes the checkpoint's numbers
-    of the file's.  beside: name and shape of a second tensor of the file, whose numbers ``values``
-    takes too.  within: the file's tensor of whose rows it is a part, the first of them and how many
-    that has.  plain: computed unquantized by every backend, as routers are.  optional: a model may
-    do without.  source: the tensor of the file if it goes by another name there.
+    counts the heads within which its rows are interleaved.  order: brings the rows of the file,
+    [rows, bytes], into the order in which the host loads them.  values: makes the checkpoint's
+    numbers of the file's.  beside: name and shape of a second tensor of the file, whose numbers
+    ``values`` takes too.  within: the file's tensor of whose rows it is a part, the first of them
+    and how many that has.  plain: computed unquantized by every backend, as routers are.
+    optional: a model may do without.  source: the tensor of the file if it goes by another name
+    there.
     """
 
     name: str
     shape: tuple[str | int, ...] = ()
     heads: str = ""
+    order: Rows | None = None
     values: Callable[..., Any] | None = None
     beside: tuple[str, tuple[str | int, ...]] | None = None
     within: tuple[str, str | int, str | int] | None = None
@@ -88,6 +93,11 @@ class Tensor:
 def named(tensors: dict[str, str]) -> dict[str, Tensor]:
     """Tensors of which there is nothing else to say."""
     return {gguf_name: Tensor(name) for gguf_name, name in tensors.items()}
+
+
+def reordered(tensors: dict[str, str], order: Rows) -> dict[str, Tensor]:
+    """Those with rows in another order."""
+    return {gguf_name: Tensor(name, order=order) for gguf_name, name in tensors.items()}
 
 
 def optional(tensors: dict[str, str]) -> dict[str, Tensor]:
@@ -168,6 +178,7 @@ class Architecture:
     class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
     has_head: the host's class has an output layer of its own, also where it is the table.
     other_classes: of Hugging Face, whose files say that they are of this architecture.
+    causal: tokens attend only to those before them.
     """
 
     class_name = "LlamaForCausalLM"
@@ -175,6 +186,7 @@ class Architecture:
     partial_rotary = False
     has_head = True
     other_classes: tuple[str, ...] = ()
+    causal = True
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
 
@@ -279,6 +291,9 @@ class Architecture:
 
     def config(self) -> dict[str, Any]:
         """All but tokens and dtype."""
+        self.pooling()  # before the tensors of a kind that is refused
+        if self.flag("attention.causal", self.causal) != self.causal:
+            raise self.refuse("attends in other directions than models of its architecture")
         heads = self.size("attention.head_count")
         return {
             "architectures": [self.class_name],
@@ -301,6 +316,13 @@ class Architecture:
     def key_heads(self) -> int:
         """The heads of keys and values."""
         return self.size("attention.head_count_kv", self.size("attention.head_count"))
+
+    def pooling(self) -> str:
+        """Which states make an embedding, if the file says so."""
+        kind = self.size("pooling_type", 0, least=0)
+        if kind and kind not in POOLING:
+            raise self.refuse("ranks texts" if kind == 4 else f"pools in the way {kind}")
+        return POOLING.get(kind, "")
 
     def intermediate_size(self) -> int:
         """Of the dense layers."""
@@ -417,6 +439,11 @@ class Architecture:
     def prefix(self, number: int) -> str:
         """What the names of a layer's tensors begin with in a checkpoint."""
         return f"model.layers.{number}."
+
+    def weight_of(self, layer: str) -> str:
+        """The name in a checkpoint of what the host's layer ``layer`` has, where the host gives
+        layers other names than their weights."""
+        return layer
 
     def ignored(self, name: str) -> bool:
         """Whether a tensor of the file is of no use here: part of the configuration, or of layers

@@ -51,6 +51,9 @@ from cpu_backend.layers.quantization.packing import (
 )
 from cpu_backend.ops import Codes, GroupScales, PackedLinear, QuantizedLinear
 
+# Of the host's classes that do not say what they merge.
+MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
 
 @functools.lru_cache(maxsize=1)
 def opened(file: str) -> Checkpoint:
@@ -96,9 +99,12 @@ class CpuGgufConfig(OwnConfig):
             name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
-        if not path:  # a layer to which the host gives no name has numbers
+        if not path:  # a layer of which the host does not say which it is
             return UnquantizedLinearMethod()
         shards = self.packed_modules_mapping.get(last, [last])
+        fused = checkpoint.architecture.weight_of(f"{prefix}.weight")
+        if shards == [last] and fused not in checkpoint.entries:
+            shards = MERGED.get(last, shards)
         entries = [checkpoint.entry(f"{path}.{shard}.weight") for shard in shards]
         if any(entry.as_numbers for entry in entries):
             return UnquantizedLinearMethod()
@@ -191,6 +197,8 @@ class CpuGgufMethod(LinearMethodBase):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack: shards of one type that lie side by side become one weight."""
+        if not isinstance(layer.weight, BlocksParameter):
+            return  # the output layer of a model that embeds, which the host has emptied
         shards = layer.weight.shards
         runs: list[tuple[BlockType, list[torch.Tensor]]] = []
         kinds = self._kinds * len(shards) if len(self._kinds) == 1 else self._kinds
@@ -413,6 +421,16 @@ class CpuGgufLoader(DefaultModelLoader):
             return super().get_all_weights(model_config, model)
         self.counter_before_loading_weights = time.perf_counter()
         return _weights(model_config)
+
+    def track_weights_loading(
+        self, model: torch.nn.Module, loaded_weights: set[str] | None, **options: bool
+    ) -> None:
+        """By all names of a parameter: routers have two in some of the host's classes."""
+        if loaded_weights is not None:
+            named = dict(model.named_parameters(remove_duplicate=False))
+            found = {id(named[name]) for name in loaded_weights & named.keys()}
+            loaded_weights |= {name for name, weight in named.items() if id(weight) in found}
+        super().track_weights_loading(model, loaded_weights, **options)
 
 
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:

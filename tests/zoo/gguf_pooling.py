@@ -1,0 +1,117 @@
+"""``python -m tests.zoo.gguf_pooling [NAMES]``: embeddings out of GGUF files that llama.cpp's own
+converter wrote, in F32 and Q8_0, judged as those of their checkpoints are (``pooling.py``).  One
+JSON line per model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cpu_backend.gguf import folder as folder_files
+from tests.zoo import gguf_files, judge, pooling, run
+from tests.zoo.build import build
+from tests.zoo.judge import Outcome
+from tests.zoo.pooling_specs import PoolingSpec
+from tools import llama_cpp
+
+# What a GGUF file does not say and llama.cpp takes for granted.
+GRANTED: dict[str, dict[str, Any]] = {
+    "Gemma3TextModel": {
+        "query_pre_attn_scalar": 32,
+        "num_hidden_layers": 7,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    },
+    "ModernBertModel": {"global_attn_every_n_layers": 3},
+}
+# What published configs say, and transformers no longer writes.
+WRITTEN: dict[str, dict[str, Any]] = {
+    "ModernBertModel": {"layer_norm_eps": 1e-5},
+    "NomicBertModel": {
+        "causal": False,
+        "max_trained_positions": 2048,
+        "n_head": 6,
+        "n_positions": 8192,
+        "prenorm": False,
+        "rotary_emb_base": 1000.0,
+        "rotary_emb_fraction": 1.0,
+    },
+}
+TOKENIZERS = {"NomicBertModel": "WordPiece"}
+NAMES = (
+    "BertModel",
+    "Gemma3TextModel",
+    "ModernBertModel",
+    "NomicBertModel",
+    "Qwen3Model",
+    "XLMRobertaModel",
+)
+WORDS = {"MEAN": "mean_tokens", "CLS": "cls_token", "LAST": "lasttoken"}
+
+
+def write_pooling(folder: Path, kind: str) -> None:
+    """What the converter reads of it."""
+    place = folder / "1_Pooling"
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(json.dumps({f"pooling_mode_{WORDS[kind]}": True}))
+    module = {
+        "idx": 1,
+        "name": "1",
+        "path": place.name,
+        "type": f"{folder_files.SENTENCE_MODULES}.Pooling",
+    }
+    (folder / "modules.json").write_text(json.dumps([module]))
+
+
+def examine(spec: PoolingSpec, folder: Path) -> Outcome:
+    """Runs in a process of its own."""
+    own = {**spec.config, **GRANTED.get(spec.name, {})}
+    written = WRITTEN.get(spec.name, {})
+    spec = replace(spec, config=own, published_config=lambda config: {**config, **written})
+    model = build(spec, folder)
+    write_pooling(folder, spec.pool)
+    asked = replace(spec, pool=None, published_config=dict)  # the file says it
+    try:
+        said = TOKENIZERS.get(spec.name, "")
+        file, options = gguf_files.converted(folder, "F32", said)
+        found = {
+            dtype: pooling.answers(file, asked, dtype, None, options)
+            for dtype in ("float32", "bfloat16")
+        }
+        file, options = gguf_files.converted(folder, "Q8_0", said)
+        found["Q8_0"] = pooling.answers(file, asked, "float32", None, options)
+    except run.Failed as failed:
+        return judge.failure(failed, spec.host, spec.note)
+    size = gguf_files.Q8_0
+    faults = [
+        *pooling.differences(spec, found),
+        *pooling.wrong_numbers(model, spec, None, found["float32"]),
+        *pooling.bf16_faults(model, spec, None, found["bfloat16"]),
+        *pooling.rounding_faults(model, spec, None, found["Q8_0"], size, "Q8_0"),
+    ]
+    return Outcome(judge.WRONG if faults else judge.RIGHT, "; ".join(faults) or spec.note)
+
+
+def main() -> int:
+    """Of all that are known if none is named."""
+    specs = {spec.name: spec for spec in pooling.SPECS}
+    llama_cpp.sources()
+    run.prepare()
+    faulty = False
+    for name in sys.argv[1:] or NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                outcome = run.forked(examine, specs[name], Path(folder), seconds=gguf_files.SECONDS)
+            except run.Failed as failed:
+                outcome = Outcome(judge.WRONG, f"{failed}\n{failed.where}")
+        faulty = faulty or outcome.state != judge.RIGHT
+        print(json.dumps([name, outcome.state, outcome.note, outcome.where[-1500:]]), flush=True)
+    return int(faulty)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
