@@ -67,6 +67,7 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
         if "set_vocab" in vars(ancestor):
             ancestor.set_vocab = no_vocabulary
     with torch.inference_mode():
+        made.no_mtp = True  # layers that only draft: small models have none
         made(checkpoint, getattr(gguf.LlamaFileType, kind), out, eager=True).write()
 
 

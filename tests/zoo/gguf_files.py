@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,47 @@ SECONDS = 900
 Q8_0 = 0.006  # of what its rounding costs, relative to a weight's size
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
+    # Factors are multiplied into weights.
+    "FalconH1ForCausalLM": {
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 0.8,
+        "embedding_multiplier": 1.5,
+        "key_multiplier": 0.7,
+        "lm_head_multiplier": 1.25,
+        "mlp_multipliers": [0.9, 1.1],
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+        "ssm_out_multiplier": 0.9,
+    },
+    "FalconMambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {
         "query_pre_attn_scalar": 32,
         "num_hidden_layers": 7,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
     },
+    "MambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "MixtralForCausalLM": {"sliding_window": None},
+    "NemotronHForCausalLM": {  # all experts or none
+        "layers_block_type": [
+            "linear_attention",
+            "full_attention",
+            "moe",
+            "linear_attention",
+            "moe",
+        ]
+    },
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+}
+
+HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
+# What published checkpoints have in config.json and the converter reads.
+PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "FalconH1ForCausalLM": lambda config: config | {"head_dim": BASE["head_dim"]},
+    "GraniteMoeHybridForCausalLM": lambda config: (
+        config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
+    ),
 }
 
 
@@ -56,7 +89,7 @@ def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     own = {**spec.config, **GRANTED.get(spec.name, {})}
-    spec = replace(spec, config=own, published_config=dict)
+    spec = replace(spec, config=own, published_config=PUBLISHED.get(spec.name, dict))
     outcome = text.examine(spec, folder, lambda: converted(folder, "ALL_F32"))
     if outcome.state != judge.RIGHT:
         return outcome

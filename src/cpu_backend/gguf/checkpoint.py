@@ -7,17 +7,16 @@ one there and several here; and numbers, where an architecture says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.architectures import find
-from cpu_backend.gguf.architectures.base import JOINED, OUTER, Tensor, joined, shape_of
+from cpu_backend.gguf.architectures.base import JOINED, Tensor, joined, shape_of
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
-
-TABLE, HEAD = OUTER["token_embd.weight"].name, OUTER["output.weight"].name
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,9 @@ class Entry:
     """A tensor of the checkpoint.
 
     info: in the file.  shape: here; fewer rows than there where it is a part, which begins at
-    ``first``.  heads: within which its rows are interleaved, if not 0.
+    ``first``.  heads: within which its rows are interleaved, if not 0.  rows, columns: those of
+    the file that are the checkpoint's, if they are others or in another order.  below: what
+    follows after the last row.
     """
 
     info: TensorInfo
@@ -33,6 +34,9 @@ class Entry:
     shape: tuple[int, ...]
     first: int = 0
     heads: int = 0
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    below: Entry | None = None
 
     @property
     def kind(self) -> BlockType:
@@ -42,7 +46,13 @@ class Entry:
     @property
     def as_numbers(self) -> bool:
         """Whether it is read as numbers, and not packed from the file's blocks."""
-        return len(self.shape) == 1 or self.tensor.plain or self.tensor.values is not None
+        return (
+            len(self.shape) == 1
+            or self.tensor.plain
+            or self.tensor.values is not None
+            or (self.below is not None and self.below.kind != self.kind)
+            or (self.columns is not None and not blocks.groups_stay(self.kind, self.columns))
+        )
 
 
 class Checkpoint:
@@ -57,20 +67,31 @@ class Checkpoint:
         self.file = file
         self.architecture = find(file)
         self.config = self.architecture.config()
+        self._outer = self.architecture.outer()
         self.entries = self._entries()
         roles = {"bos": "bos", "eos": "eos", "pad": "padding"}
         tokens = {f"{name}_token_id": self.token(role) for name, role in roles.items()}
         self.config |= {**tokens, "torch_dtype": self._dtype()}
 
     @property
+    def table(self) -> str:
+        """The name of the embedding table."""
+        return self._outer["token_embd.weight"].name
+
+    @property
+    def head(self) -> str:
+        """The name of the output layer."""
+        return self._outer["output.weight"].name
+
+    @property
     def tied(self) -> bool:
         """Whether the embedding table is the output layer too."""
-        return HEAD not in self.entries
+        return self.head not in self.entries
 
     @property
     def packs_table(self) -> bool:
         """Whether the output layer is packed from the blocks of the embedding table."""
-        kind = self.entries[TABLE].kind
+        kind = self.entries[self.table].kind
         return self.tied and kind.quantized and self.architecture.has_head
 
     def token(self, role: str) -> int | None:
@@ -95,12 +116,13 @@ class Checkpoint:
     # ---- tensors -----------------------------------------------------------------------------
 
     def _entries(self) -> dict[str, Entry]:
-        entries = self._read(-1, "", self.architecture.outer())
+        entries = self._read(-1, "", self._outer)
         for layer in range(self.config["num_hidden_layers"]):
             entries |= self._read(layer, f"blk.{layer}.", self.architecture.layer(layer))
         for entry in entries.values():
             self._check_gate(entry)
-        used = {entry.info.name for entry in entries.values()}
+        found = [e for entry in entries.values() for e in (entry, entry.below) if e is not None]
+        used = {entry.info.name for entry in found}
         for name in sorted(self.file.tensors.keys() - used):
             if not self.architecture.ignored(name):
                 raise self.file.error(
@@ -121,9 +143,20 @@ class Checkpoint:
                 entries[prefix + tensor.name] = found
         return entries
 
+    def of_module(self, name: str) -> Entry:
+        """The weight of a module of the host."""
+        return self.entries[self.architecture.checkpoint_name(name) + ".weight"]
+
     def _find(
         self, block: str, name: str, tensor: Tensor, tensors: dict[str, Tensor], sizes: Any
     ) -> Entry | None:
+        name, _, second = name.partition("|")[0].partition("+")
+        if second and (below := self._find(block, second, tensor, tensors, sizes)) is not None:
+            above = self._find(block, name, tensor, tensors, sizes)
+            if above is None or tensor.rows or tensor.columns:
+                raise self.file.error(f"has no tensor '{block}{name}'", "choose a whole model")
+            rows_of_both = above.shape[0] + below.shape[0]
+            return replace(above, shape=(rows_of_both, *above.shape[1:]), below=below)
         shape = whole = shape_of(name, tensor, sizes)
         place, first = block + name, 0
         if place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
@@ -140,7 +173,9 @@ class Checkpoint:
             if tensor.optional:
                 return None
             raise self.file.error(f"has no tensor '{place}'", "choose a whole model")
-        if info.shape != whole:
+        if same_rows(info, whole):
+            info = replace(info, shape=whole)
+        else:
             raise self.file.error(
                 f"has the tensor '{place}' of shape {list(info.shape)} and "
                 f"{list(whole)} is expected"
@@ -148,7 +183,11 @@ class Checkpoint:
         if len(shape) == 1 and info.kind.quantized:
             raise self.file.error(f"has the vector '{place}' in {info.kind.name}")
         heads = sizes[tensor.heads] if tensor.heads else 0
-        return Entry(info, tensor, shape, first, heads)
+        chosen = tensor.rows(shape[0]) if tensor.rows else None
+        columns = tensor.columns(shape[-1]) if tensor.columns else None
+        if chosen is not None:
+            shape = (len(chosen), *shape[1:])
+        return Entry(info, tensor, shape, first, heads, chosen, columns)
 
     def _check_gate(self, entry: Entry) -> None:
         """An expert's gate and up projection are packed as one matrix."""
@@ -165,6 +204,8 @@ class Checkpoint:
     def raw(self, entry: Entry) -> torch.Tensor:
         """The bytes of a tensor, uint8 [..., rows, bytes], rows in checkpoint order; mapped, or a
         copy where they had to be moved."""
+        if entry.below is not None:
+            return torch.cat([self.raw(part) for part in apart(entry)])
         info = entry.info
         mapped = torch.from_file(  # private: nothing that is done to it reaches the file
             str(self.file.path), shared=False, size=info.offset + info.nbytes, dtype=torch.uint8
@@ -172,17 +213,36 @@ class Checkpoint:
         vector = len(info.shape) == 1  # whose numbers are moved as rows are
         shape = (*info.shape, info.kind.nbytes) if vector else (*info.shape[:-1], info.row_bytes)
         rows = mapped[info.offset :].view(shape)
-        rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         # A quantized block lies within one row, so moving rows loses nothing.
+        if entry.rows is not None:
+            return rows[torch.from_numpy(entry.rows)]
+        rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor as numbers of ``dtype``."""
+        if entry.below is not None:
+            return torch.cat([self.values(part, dtype) for part in apart(entry)])
         raw = self.raw(entry)
         wanted = torch.float32 if entry.tensor.values else dtype
         rows = raw.reshape(-1, raw.shape[-1])
         numbers = blocks.dequantize(entry.kind, rows, self.file.order, wanted).view(entry.shape)
+        if entry.columns is not None:
+            numbers = numbers[..., torch.from_numpy(entry.columns)]
         return entry.tensor.values(numbers).to(dtype) if entry.tensor.values else numbers
+
+
+def apart(entry: Entry) -> list[Entry]:
+    """The two tensors of which one has another below it."""
+    assert entry.below is not None
+    rows = entry.shape[0] - entry.below.shape[0]
+    return [replace(entry, shape=(rows, *entry.shape[1:]), below=None), entry.below]
+
+
+def same_rows(info: TensorInfo, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of the file has this shape, but for sizes of 1, which llama.cpp moves."""
+    found, wanted = ([size for size in s if size > 1] for s in (info.shape, shape))
+    return found == wanted and (info.shape[-1] == shape[-1] or not info.kind.quantized)
 
 
 def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

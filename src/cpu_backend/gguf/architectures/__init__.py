@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from cpu_backend.gguf.architectures import gemma, llama, qwen
+from cpu_backend.gguf.architectures import (
+    delta,
+    falcon_h1,
+    gemma,
+    granite_hybrid,
+    lfm2,
+    llama,
+    mamba,
+    nemotron,
+    qwen,
+)
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
-KNOWN: dict[str, type[Architecture]] = {**llama.KNOWN, **qwen.KNOWN, **gemma.KNOWN}
+KNOWN: dict[str, type[Architecture]] = {
+    **llama.KNOWN,
+    **qwen.KNOWN,
+    **gemma.KNOWN,
+    **delta.KNOWN,
+    **falcon_h1.KNOWN,
+    **granite_hybrid.KNOWN,
+    **lfm2.KNOWN,
+    **mamba.KNOWN,
+    **nemotron.KNOWN,
+}
 # Where an architecture has mixtures of experts under the same name.
 MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}
 

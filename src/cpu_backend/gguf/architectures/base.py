@@ -20,6 +20,7 @@ import numpy as np
 
 from cpu_backend.gguf.reader import GgufFile, TensorInfo
 
+SOFTMAX, SIGMOID = 1, 2  # how scores of experts are made of a router's logits
 LARGEST = 1 << 31  # of any size in the metadata
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -49,7 +50,6 @@ _VECTORS = {
     "attn_k_norm": "head",
     "attn_sinks": "heads",
     "exp_probs_b": "experts",
-    "ffn_gate_inp_shexp": "hidden",
 }
 # One in the file for two or three in a checkpoint: the parts, in their order.
 JOINED = {
@@ -57,22 +57,27 @@ JOINED = {
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
 }
 
-Rows = Callable[[Any], Any]
+# Makes of a number of rows or columns in the file those that a checkpoint has, in its order.
+Order = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor of a checkpoint: ``name`` there, {} for the number of an expert.
 
-    shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
-    counts the heads within which its rows are interleaved.  values: makes the checkpoint's numbers
-    of the file's.  plain: computed unquantized by every backend, as routers are.  optional: a
-    model may do without.
+    shape: sizes in the file, or their names in ``sizes``; if empty, that of its kind.  heads: the
+    size that counts the heads within which its rows are interleaved.  rows, columns: where they
+    come from, if they are others or in another order.  values: makes the checkpoint's numbers of
+    the file's.  plain: computed unquantized by every backend, as routers are.  optional: a model
+    may do without.  Several of one tensor in the file have "|" and a number behind its name; one
+    of two, the rows of the second below those of the first, has "+" between their names.
     """
 
     name: str
     shape: tuple[str | int, ...] = ()
     heads: str = ""
+    rows: Order | None = None
+    columns: Order | None = None
     values: Callable[[Any], Any] | None = None
     plain: bool = False
     optional: bool = False
@@ -249,12 +254,24 @@ class Architecture:
             "max_position_embeddings": self.size("context_length"),
             "num_attention_heads": heads,
             "num_hidden_layers": self.num_layers,
-            "num_key_value_heads": self.size("attention.head_count_kv", heads),
+            "num_key_value_heads": self.kv_heads(),
             "rms_norm_eps": self.number(f"attention.{self.epsilon}"),
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "vocab_size": self.vocab_size,
             **self.rotary(),
         }
+
+    def kv_heads(self) -> int:
+        """Of the layers that have any."""
+        heads = self.size("attention.head_count")
+        found = {n for n in self.per_layer("attention.head_count_kv", heads) if n}
+        if len(found) > 1:
+            raise self.refuse("has different numbers of key heads in its layers")
+        return found.pop() if found else heads
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer of a hybrid has attention: such have key heads."""
+        return self.per_layer("attention.head_count_kv")[layer] > 0
 
     def intermediate_size(self) -> int:
         """Of the dense layers."""
@@ -270,6 +287,24 @@ class Architecture:
             "num_experts_per_tok": used,
             "moe_intermediate_size": self.expert_ffn(),
         }
+
+    def check_router(self, gating: int, normed: bool | None, scaled: bool = False) -> None:
+        """Refuses what a class does not do with the scores of experts.
+
+        gating: SOFTMAX or SIGMOID.  normed: whether the weights of those in use sum to 1, unless
+        the class reads that.  scaled: the class reads by what they are multiplied.
+        """
+        key = f"{self.name}.expert_"
+        if (found := self.file.get(f"{key}gating_func", int, 0)) not in (0, gating):
+            raise self.refuse(f"chooses experts by the function {found}")
+        key_normed = "expert_weights_norm"
+        if normed is not None and self.flag(key_normed, normed) != normed:
+            raise self.refuse(f"has '{key_normed}' {'un' if normed else ''}set")
+        scale = self.file.get(f"{key}weights_scale", (int, float), 1.0)
+        if not scaled and scale not in (0, 1):
+            raise self.refuse(f"multiplies what experts give by {scale}")
+        if (groups := self.file.get(f"{key}group_count", int, 1)) > 1:
+            raise self.refuse(f"chooses among {groups} groups of experts")
 
     def expert_ffn(self) -> int:
         """The width of an expert."""
@@ -343,6 +378,7 @@ class Architecture:
             "head": head,
             "heads": heads,
             "groups": groups,
+            "kernel": self.size("ssm.conv_kernel", 0, least=0),
             "queries": heads * head,
             "keys": groups * head,
             "values": groups * head,
@@ -366,6 +402,10 @@ class Architecture:
     def prefix(self, number: int) -> str:
         """What the names of a layer's tensors begin with in a checkpoint."""
         return f"model.layers.{number}."
+
+    def checkpoint_name(self, module: str) -> str:
+        """What a checkpoint calls a module of the host."""
+        return module
 
     def ignored(self, name: str) -> bool:
         """Whether a tensor of the file is of no use here: part of the configuration, or of layers

@@ -7,18 +7,21 @@ together.  The embedding table is dequantized, because look-ups read single rows
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.checkpoint import HEAD, TABLE, Checkpoint, Entry
+from cpu_backend.gguf.checkpoint import Checkpoint, Entry
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
 from cpu_backend.host.bases import (
@@ -81,30 +84,44 @@ class CpuGgufConfig(OwnConfig):
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.packs_table:
                 return None  # shares the table's packed weight
-            name = TABLE if checkpoint.tied else HEAD
+            name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
         shards = self.packed_modules_mapping.get(last, [last])
-        entries = [checkpoint.entries[f"{path}.{shard}.weight"] for shard in shards]
+        entries = [checkpoint.of_module(f"{path}.{shard}") for shard in shards]
         if any(entry.as_numbers for entry in entries):
             return UnquantizedLinearMethod()
-        return CpuGgufMethod([entry.kind for entry in entries], checkpoint.file.order)
+        return CpuGgufMethod(
+            [entry.kind for entry in entries],
+            checkpoint.file.order,
+            [entry.shape[0] for entry in entries],
+            entries[0].columns,
+        )
 
 
 class BlocksParameter(BasevLLMParameter):
     """Rows of the mapped file, uint8 [rows, bytes], per shard; the tensor itself stays empty.
 
-    kinds: of each shard; one for all where they are one tensor of the checkpoint.
+    kinds: of each shard; one for all where they are one tensor of the checkpoint.  order: of the
+    columns, if the file has another; then whole rows are kept and ``chosen`` tells this rank's.
     """
 
     output_dim = 0  # of rows, by which the host cuts a tensor of several shards
 
-    def __init__(self, kinds: list[BlockType], columns: int, weight_loader: Any) -> None:
+    def __init__(
+        self,
+        kinds: list[BlockType],
+        columns: int,
+        weight_loader: Any,
+        order: np.ndarray | None = None,
+    ) -> None:
         super().__init__(data=torch.empty(0, dtype=torch.uint8), weight_loader=weight_loader)
         self.shards: dict[int, torch.Tensor] = {}
+        self.chosen: torch.Tensor | None = None
         self._kinds, self._columns = kinds, columns
+        self._order = None if order is None else torch.from_numpy(order)
 
-    def __new__(cls, kinds: list[BlockType], columns: int, weight_loader: Any) -> BlocksParameter:
+    def __new__(cls, *args: Any, **kwargs: Any) -> BlocksParameter:
         return super().__new__(cls, torch.empty(0, dtype=torch.uint8))
 
     def load_column_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
@@ -113,6 +130,10 @@ class BlocksParameter(BasevLLMParameter):
 
     def load_row_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
         """This rank's share of the columns: whole blocks."""
+        if self._order is not None:
+            self.shards[0] = loaded_weight
+            self.chosen = self._order.narrow(0, self.tp_rank * self._columns, self._columns)
+            return
         kind = self._kinds[0]
         width = self._columns // kind.elements * kind.nbytes
         self.shards[0] = loaded_weight.narrow(1, self.tp_rank * width, width)
@@ -146,10 +167,18 @@ class SideBySide:
 
 @register_weight_loader_v2_supported_method
 class CpuGgufMethod(LinearMethodBase):
-    """A linear or output layer; ``kinds``: the type of each of its shards in the file."""
+    """A linear or output layer; ``kinds``: the type of each of its tensors in the file, of
+    ``rows`` rows; columns: the order of those, if it is not the file's."""
 
-    def __init__(self, kinds: list[BlockType], order: str) -> None:
+    def __init__(
+        self,
+        kinds: list[BlockType],
+        order: str,
+        rows: Sequence[int] = (),
+        columns: np.ndarray | None = None,
+    ) -> None:
         self._kinds, self._order = kinds, order
+        self._rows, self._columns = rows, columns
 
     def create_weights(
         self,
@@ -164,14 +193,28 @@ class CpuGgufMethod(LinearMethodBase):
         """One parameter without content."""
         self._dtype = params_dtype
         name = getattr(layer, "prefix", "A layer")
+        if 1 < len(self._kinds) < len(output_partition_sizes):
+            self._kinds = self._kinds_of(output_partition_sizes)
         for kind in self._kinds:
+            if self._columns is not None and kind.quantized:  # moved by groups of columns
+                kind = replace(kind, elements=blocks.LARGEST_GROUP)
             check_cut(name, kind, input_size_per_partition, input_size // input_size_per_partition)
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
         layer.register_parameter(
-            "weight", BlocksParameter(self._kinds, input_size_per_partition, loader)
+            "weight",
+            BlocksParameter(self._kinds, input_size_per_partition, loader, self._columns),
         )
+
+    def _kinds_of(self, sizes: list[int]) -> list[BlockType]:
+        """The type of each shard where several shards are one tensor."""
+        ranks = sum(self._rows) // sum(sizes)
+        ends, kinds, end = list(itertools.accumulate(self._rows)), [], 0
+        for size in sizes:
+            end += size * ranks
+            kinds.append(self._kinds[bisect.bisect_left(ends, end)])
+        return kinds
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack: shards of one type that lie side by side become one weight."""
@@ -189,6 +232,7 @@ class CpuGgufMethod(LinearMethodBase):
             # Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
             float_output=isinstance(layer, VocabParallelEmbedding),
             parts=parts_of(layer) if len(runs) == 1 else 1,
+            columns=layer.weight.chosen,
         )
         with naming(layer):
             packed = [
@@ -298,12 +342,17 @@ def pack_blocks(
     dtype: torch.dtype = torch.bfloat16,
     float_output: bool = False,
     parts: int = 1,
+    columns: torch.Tensor | None = None,
 ) -> PackedLinear:
     """raw uint8 [rows, bytes] of any type as a packed weight; ``dtype``: of one that is not
-    quantized.  Raises ValueError for scales that are not finite."""
+    quantized; columns: those to take, if not all.  Raises ValueError for scales that are not
+    finite."""
     if not kind.quantized:
-        return PackedLinear(blocks.dequantize(kind, raw, order, dtype), float_output, parts)
-    unpacked = blocks.unpack(kind, raw, order).narrowed()
+        numbers = blocks.dequantize(kind, raw, order, dtype)
+        numbers = numbers if columns is None else numbers[:, columns]
+        return PackedLinear(numbers, float_output, parts)
+    unpacked = blocks.unpack(kind, raw, order)
+    unpacked = (unpacked if columns is None else unpacked.taken(columns)).narrowed()
     for table in (unpacked.scales, unpacked.offsets):
         if table is not None and not table.isfinite().all():
             raise ValueError("the file has scales of blocks that are not finite: fetch it again")
@@ -345,15 +394,17 @@ class CpuGgufLoader(DefaultModelLoader):
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
-        if name == TABLE or entry.as_numbers:
-            yield name, checkpoint.values(entry, model_config.dtype)
+        if name == checkpoint.table or entry.as_numbers:
+            # What is computed with in fp32, as rates of decay are, keeps that.
+            exact = entry.tensor.values is not None or len(entry.shape) == 1
+            yield name, checkpoint.values(entry, torch.float32 if exact else model_config.dtype)
         elif len(entry.shape) == 3:
             for number, rows in enumerate(checkpoint.raw(entry)):
                 yield name.format(number), rows
         else:
             yield name, checkpoint.raw(entry)
     if checkpoint.packs_table:
-        yield HEAD, checkpoint.raw(checkpoint.entries[TABLE])
+        yield checkpoint.head, checkpoint.raw(checkpoint.entries[checkpoint.table])
 
 
 @functools.cache
