@@ -106,11 +106,15 @@ class Checkpoint:
 
     def _dtype(self) -> str:
         """That of the first matrix of a layer; quantized ones are computed in bfloat16."""
-        kind = next(
-            entry.kind.name
+        matrices = [
+            entry
             for entry in self.entries.values()
-            if entry.info.name.startswith("blk.") and not entry.as_numbers
-        )
+            if entry.info.name.startswith("blk.")
+            and len(entry.shape) > 1
+            and entry.tensor.values is None
+        ]
+        first = next((entry for entry in matrices if not entry.as_numbers), matrices[0])
+        kind = first.kind.name
         return {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
 
     # ---- tensors -----------------------------------------------------------------------------

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from cpu_backend.gguf.architectures.base import ATTENTION, Tensor, named
-from cpu_backend.gguf.architectures.mamba import Mixer2, mixer2
+from cpu_backend.gguf.architectures.mamba import HEAD, Mixer2, mixer2
 
 FEED_FORWARD = named(
     {
-        "ffn_norm.weight": "pre_ff_layernorm.weight",
         "ffn_gate.weight": "feed_forward.gate_proj.weight",
         "ffn_up.weight": "feed_forward.up_proj.weight",
         "ffn_down.weight": "feed_forward.down_proj.weight",
     }
 )
+PRE_NORM = "pre_ff_layernorm.weight"
 ONE = ("attention_in", "attention_out", "embedding", "key", "lm_head", "ssm_in", "ssm_out")
 
 
@@ -23,6 +23,7 @@ class FalconH1(Mixer2):
 
     class_name = "FalconH1ForCausalLM"
     model_type = "falcon_h1"
+    has_head = False
 
     def config(self) -> dict[str, Any]:
         config, mixer = super().config(), self.mixer()
@@ -49,10 +50,14 @@ class FalconH1(Mixer2):
         )
 
     def outer(self) -> dict[str, Tensor]:
-        return super().outer() | named({"output_norm.weight": "model.final_layernorm.weight"})
+        norm = named({"output_norm.weight": "model.final_layernorm.weight"})
+        return super().outer() | HEAD | norm
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        return ATTENTION | mixer2("mamba.") | FEED_FORWARD
+        # llama.cpp wants this name without an ending.
+        norm = "ffn_norm" if self.present("ffn_norm", number) else "ffn_norm.weight"
+        norms = named({"attn_norm.weight": "input_layernorm.weight", norm: PRE_NORM})
+        return ATTENTION | norms | mixer2("mamba.") | FEED_FORWARD
 
     def checkpoint_name(self, module: str) -> str:
         parts = module.split(".")  # model.layers.2.qkv_proj, model.38.mixer.in_proj

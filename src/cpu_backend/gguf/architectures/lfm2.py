@@ -44,6 +44,7 @@ class Lfm2(Architecture):
 
     class_name = "Lfm2ForCausalLM"
     model_type = "lfm2"
+    has_head = False  # it is always the table
 
     def config(self) -> dict[str, Any]:
         if self.size("attention.sliding_window", 0, least=0):
@@ -55,6 +56,7 @@ class Lfm2(Architecture):
             raise self.refuse("has heads that are not as wide as its layers")
         return config | {
             "block_auto_adjust_ff_dim": False,
+            "block_dim": config["hidden_size"],
             "conv_L_cache": self.size("shortconv.l_cache"),
             "conv_bias": False,
             "conv_dim": config["hidden_size"],
@@ -70,8 +72,7 @@ class Lfm2(Architecture):
         return sizes | {"three": 3 * sizes["hidden"], "taps": config["conv_L_cache"]}
 
     def outer(self) -> dict[str, Tensor]:
-        tensors = super().outer()
-        del tensors["output_norm.weight"]
+        tensors = {n: t for n, t in super().outer().items() if n != "output_norm.weight"}
         return tensors | named({"token_embd_norm.weight": "model.embedding_norm.weight"})
 
     def layer(self, number: int) -> dict[str, Tensor]:

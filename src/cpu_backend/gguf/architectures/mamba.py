@@ -13,6 +13,9 @@ from cpu_backend.gguf.architectures.base import (
     plain,
 )
 
+# The host does not quantize it.
+HEAD = plain({"output.weight": "lm_head.weight"})
+
 
 def logarithm(rates: Any) -> Any:
     """Of rates of decay the checkpoint has the logarithm, the file what they are: below 0."""
@@ -119,12 +122,15 @@ class Mamba(Architecture):
         }
 
     def outer(self) -> dict[str, Tensor]:
-        return named(
-            {
-                "token_embd.weight": "backbone.embeddings.weight",
-                "output_norm.weight": "backbone.norm_f.weight",
-            }
-        ) | plain({"output.weight": "lm_head.weight"})
+        return (
+            named(
+                {
+                    "token_embd.weight": "backbone.embeddings.weight",
+                    "output_norm.weight": "backbone.norm_f.weight",
+                }
+            )
+            | HEAD
+        )
 
     def layer(self, number: int) -> dict[str, Tensor]:
         return named({"attn_norm.weight": "norm.weight"}) | mixer1("mixer.")
@@ -168,15 +174,12 @@ class Mamba2(Mixer2, Mamba):
     def config(self) -> dict[str, Any]:
         mixer = self.mixer()
         return self.backbone() | {
-            "expand": mixer["inner"] / self.size("embedding_length"),
+            "expand": max(mixer["inner"] // self.size("embedding_length"), 1),
             "head_dim": mixer["ssm_head"],
             "intermediate_size": mixer["inner"],
             "n_groups": mixer["ssm_groups"],
             "num_heads": mixer["ssm_heads"],
         }
-
-    def outer(self) -> dict[str, Tensor]:
-        return super().outer() | named({"output.weight": "lm_head.weight"})
 
     def layer(self, number: int) -> dict[str, Tensor]:
         return named({"attn_norm.weight": "norm.weight"}) | mixer2("mixer.")
@@ -187,6 +190,7 @@ class Jamba(Architecture):
 
     class_name = "JambaForCausalLM"
     model_type = "jamba"
+    has_head = False
 
     def config(self) -> dict[str, Any]:
         self.check_router(SOFTMAX, normed=False)
@@ -233,7 +237,8 @@ class Jamba(Architecture):
         return super().sizes(layer, config) | mixer
 
     def outer(self) -> dict[str, Tensor]:
-        return super().outer() | named({"output_norm.weight": "model.final_layernorm.weight"})
+        norm = named({"output_norm.weight": "model.final_layernorm.weight"})
+        return super().outer() | HEAD | norm
 
     def layer(self, number: int) -> dict[str, Tensor]:
         norms = named(

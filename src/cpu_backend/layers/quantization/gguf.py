@@ -318,8 +318,8 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
     def packed(self, layer: RoutedExperts, name: str, expert: int, parts: int) -> PackedLinear:
         """From the file's blocks."""
         shards = getattr(layer, f"{name}_weight").shards
-        if name == "w2":
-            rows = shards[expert, "w2"]
+        if name == "w2" or self.halves == 1:
+            rows = shards[expert, "w2" if name == "w2" else "w1"]
         else:
             rows = torch.cat((shards[expert, "w1"], shards[expert, "w3"]))
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
