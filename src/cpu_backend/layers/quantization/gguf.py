@@ -202,6 +202,8 @@ class CpuGgufMethod(LinearMethodBase):
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
+        elif not hasattr(layer, "weight_loader_v2"):  # of layers that every rank has whole
+            loader = _load_whole
         layer.register_parameter(
             "weight",
             BlocksParameter(self._kinds, input_size_per_partition, loader, self._columns),
@@ -323,6 +325,11 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         else:
             rows = torch.cat((shards[expert, "w1"], shards[expert, "w3"]))
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
+
+
+def _load_whole(param: BlocksParameter, loaded_weight: torch.Tensor) -> None:
+    """All rows."""
+    param.shards[0] = loaded_weight
 
 
 def _load_vocabulary(
