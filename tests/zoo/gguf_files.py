@@ -68,11 +68,15 @@ PUBLISHED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     ),
 }
 
+# Under another class's name, or by another class: Mamba's, Qwen 3.5's.
+SERVED_BY_OTHERS = {"FalconMambaForCausalLM", "Qwen3NextForCausalLM"}
+
 
 def names() -> list[str]:
     """Of the architectures that are read and have a row of their own."""
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
-    return sorted({kind.class_name for kind in known} & {spec.name for spec in text.SPECS})
+    found = {kind.class_name for kind in known} & {spec.name for spec in text.SPECS}
+    return sorted(found | SERVED_BY_OTHERS)
 
 
 def converted(checkpoint: Path, kind: str) -> tuple[Path, dict[str, Any]]:

@@ -67,7 +67,9 @@ class Qwen35(Architecture):
             "linear_num_key_heads": self.key_heads,
             "linear_num_value_heads": self.value_heads,
             "linear_value_head_dim": self.value_dim,
-            "partial_rotary_factor": self.size("rope.dimension_count") / self.head_dim,
+            "mamba_ssm_dtype": "float32",
+            "partial_rotary_factor": self.size("rope.dimension_count", self.head_dim)
+            / self.head_dim,
         }
 
     def recurrent(self, layer: int) -> bool:

@@ -104,6 +104,7 @@ class BlocksParameter(BasevLLMParameter):
 
     kinds: of each shard; one for all where they are one tensor of the checkpoint.  order: of the
     columns, if the file has another; then whole rows are kept and ``chosen`` tells this rank's.
+    rows: of this rank.
     """
 
     output_dim = 0  # of rows, by which the host cuts a tensor of several shards
@@ -114,15 +115,26 @@ class BlocksParameter(BasevLLMParameter):
         columns: int,
         weight_loader: Any,
         order: np.ndarray | None = None,
+        rows: int = 0,
     ) -> None:
         super().__init__(data=torch.empty(0, dtype=torch.uint8), weight_loader=weight_loader)
         self.shards: dict[int, torch.Tensor] = {}
         self.chosen: torch.Tensor | None = None
         self._kinds, self._columns = kinds, columns
         self._order = None if order is None else torch.from_numpy(order)
+        self._rows = rows
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BlocksParameter:
         return super().__new__(cls, torch.empty(0, dtype=torch.uint8))
+
+    @property
+    def weight_loader(self) -> Any:
+        """Of a layer, or of a model that cuts in its own way."""
+        return self._weight_loader
+
+    @weight_loader.setter
+    def weight_loader(self, loader: Any) -> None:
+        self._weight_loader = functools.partial(_load_copied, loader, self._rows)
 
     def load_column_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
         """This rank's share of the rows."""
@@ -206,7 +218,13 @@ class CpuGgufMethod(LinearMethodBase):
             loader = _load_whole
         layer.register_parameter(
             "weight",
-            BlocksParameter(self._kinds, input_size_per_partition, loader, self._columns),
+            BlocksParameter(
+                self._kinds,
+                input_size_per_partition,
+                loader,
+                self._columns,
+                sum(output_partition_sizes),
+            ),
         )
 
     def _kinds_of(self, sizes: list[int]) -> list[BlockType]:
@@ -325,6 +343,15 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         else:
             rows = torch.cat((shards[expert, "w1"], shards[expert, "w3"]))
         return pack_blocks(self._kinds[name], rows, self._order, self._dtype, parts=parts)
+
+
+def _load_copied(
+    loader: Any, rows: int, param: BlocksParameter, loaded_weight: torch.Tensor
+) -> None:
+    """What a model's own loader writes into a tensor of ``rows``."""
+    copied = torch.nn.Parameter(loaded_weight.new_zeros(rows, loaded_weight.shape[1]), False)
+    loader(copied, loaded_weight)
+    param.shards[0] = copied.data
 
 
 def _load_whole(param: BlocksParameter, loaded_weight: torch.Tensor) -> None:
