@@ -84,6 +84,7 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
     for each in _descendants(ModelBase):  # a class may leave the work to another
         if "set_vocab" in vars(each):
             each.set_vocab = no_vocabulary
+    model_class.no_mtp = True  # layers that only draft: small models have none
     with torch.inference_mode():
         written = gguf.LlamaFileType[WRITTEN.get(kind, "MOSTLY_BF16")]
         model = model_class(checkpoint, written, out, eager=kind not in WRITTEN)

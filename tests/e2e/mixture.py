@@ -25,7 +25,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from cpu_backend.gguf.architectures.base import ATTENTION, EXPERTS, FFN_NORM, HEAD_NORMS, OUTER
+from cpu_backend.gguf.architectures.tensors import ATTENTION, EXPERTS, FFN_NORM, HEAD_NORMS, OUTER
 from cpu_backend.gguf.reader import GgufFile
 from tests.e2e.gguf_copy import Changed, write, write_copy
 from tests.reference.quant import E2M1, dequantize_nvfp4

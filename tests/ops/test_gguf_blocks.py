@@ -157,3 +157,20 @@ def test_scales_that_are_not_finite_are_refused(kind: BlockType) -> None:
     raw.view(4, -1, kind.nbytes)[2, 1, at : at + 2] = torch.tensor([0xFF, 0x7F], dtype=torch.uint8)
     with pytest.raises(ValueError, match="scales of blocks that are not finite"):
         pack_blocks(kind, raw)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES.values(), ids=lambda kind: kind.name)
+def test_columns_in_another_order(kind: BlockType) -> None:
+    """Heads of 128 channels move, half a block of 256, and one rank's are packed alone."""
+    raw = random_blocks(kind, 48, 1024)
+    order = np.arange(1024).reshape(2, 4, 128).swapaxes(0, 1).reshape(-1)
+    assert blocks.groups_stay(kind, order)
+    assert blocks.groups_stay(kind, order[::-1]) != kind.quantized
+    columns = torch.from_numpy(order)[512:]
+    expected = blocks.dequantize(kind, raw)[:, columns]
+    if kind.quantized:
+        assert torch.equal(blocks.unpack(kind, raw).taken(columns).dequantized(), expected)
+    packed = pack_blocks(kind, raw, dtype=torch.float32, columns=columns)
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(20))
+    product = x @ expected.t()
+    assert torch.linalg.vector_norm(packed(x) - product) < 1e-3 * torch.linalg.vector_norm(product)

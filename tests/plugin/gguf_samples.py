@@ -10,7 +10,7 @@ import torch
 
 from cpu_backend.demo_model import fetch
 from cpu_backend.demo_model.support import sha256
-from cpu_backend.gguf.architectures.base import ATTENTION, FFN_NORM, MLP, OUTER
+from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, MLP, OUTER
 
 HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 4, 2, 16, 96, 2
 HIDDEN = HEADS * HEAD_DIM

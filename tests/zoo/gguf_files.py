@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,19 @@ PHI_MOE = {
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
     "Cohere2ForCausalLM": {"rotary_pct": 1.0},
+    # Factors are multiplied into weights.
+    "FalconH1ForCausalLM": {
+        "attention_in_multiplier": 0.9,
+        "attention_out_multiplier": 0.8,
+        "embedding_multiplier": 1.5,
+        "key_multiplier": 0.7,
+        "lm_head_multiplier": 1.25,
+        "mlp_multipliers": [0.9, 1.1],
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+        "ssm_out_multiplier": 0.9,
+    },
+    "FalconMambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {
         "query_pre_attn_scalar": 32,
@@ -58,12 +72,22 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_shared_expert": [1] * 3,
     },
     "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
+    "MambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "MellumForCausalLM": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "Ministral3ForCausalLM": {
         "rope_parameters": {**MINISTRAL, "mscale": 1.0, "mscale_all_dim": 1.0},
         "sliding_window": None,
     },
     "MixtralForCausalLM": {"sliding_window": None},
+    "NemotronHForCausalLM": {  # all experts or none
+        "layers_block_type": [
+            "linear_attention",
+            "full_attention",
+            "moe",
+            "linear_attention",
+            "moe",
+        ]
+    },
     "PhiForCausalLM": {"intermediate_size": 768, "num_key_value_heads": 6},
     "PhiMoEForCausalLM": {"rope_parameters": PHI_MOE},
     "Plamo3ForCausalLM": {"sliding_window_pattern": 3},
@@ -71,16 +95,30 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
     "Starcoder2ForCausalLM": {"sliding_window": 4096},
 }
+HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
+Change = Callable[[dict[str, Any]], dict[str, Any]]
 # What published configs say, the converter reads and transformers no longer writes.
-WRITTEN: dict[str, dict[str, Any]] = {
-    "BloomForCausalLM": {"seq_length": 1024},
-    "GPT2LMHeadModel": {"n_ctx": 1024},
+WRITTEN: dict[str, Change] = {
+    "BloomForCausalLM": lambda config: config | {"seq_length": 1024},
+    "FalconH1ForCausalLM": lambda config: config | {"head_dim": BASE["head_dim"]},
+    "GPT2LMHeadModel": lambda config: config | {"n_ctx": 1024},
     # Under its own name transformers reads it before the converter does.
-    "GPTNeoXForCausalLM": {"rotary_pct": 0.25, "model_type": "as published"},
-    "GlmForCausalLM": {"seq_length": 1024},
+    "GPTNeoXForCausalLM": lambda config: (
+        config | {"rotary_pct": 0.25, "model_type": "as published"}
+    ),
+    "GlmForCausalLM": lambda config: config | {"seq_length": 1024},
+    "GraniteMoeHybridForCausalLM": lambda config: (
+        config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
+    ),
 }
 # Rows of models that are loaded as another class.
-LOADED_AS_OTHERS = {"ChatGLMModel", "ExaoneForCausalLM", "InternLM2ForCausalLM"}
+LOADED_AS_OTHERS = {
+    "ChatGLMModel",
+    "ExaoneForCausalLM",
+    "FalconMambaForCausalLM",
+    "InternLM2ForCausalLM",
+    "Qwen3NextForCausalLM",
+}
 
 
 def names() -> list[str]:
@@ -111,8 +149,7 @@ def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[s
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     own = {**spec.config, **GRANTED.get(spec.name, {})}
-    written = WRITTEN.get(spec.name, {})
-    spec = replace(spec, config=own, published_config=lambda config: {**config, **written})
+    spec = replace(spec, config=own, published_config=WRITTEN.get(spec.name, dict))
     outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
     if outcome.state != judge.RIGHT:
         return outcome

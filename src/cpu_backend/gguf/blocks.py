@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from cpu_backend.gguf.reader import BlockType
@@ -34,6 +35,7 @@ from cpu_backend.gguf.reader import BlockType
 # rounding the weights themselves to bf16 does.
 NARROW_BELOW = 2.0**-11
 CHUNK_ELEMENTS = 1 << 22
+LARGEST_GROUP = 32  # columns that share a scale: 32 or 16
 
 # What the nibbles of IQ4_NL and IQ4_XS stand for, and twice the numbers of e2m1.
 IQ4_VALUES = torch.tensor(
@@ -68,6 +70,14 @@ class Blocks:
             values = codes * scales + self.offsets.float().unsqueeze(-1)
         return values.flatten(1)
 
+    def taken(self, columns: torch.Tensor) -> Blocks:
+        """Only these columns, in this order; whole groups (``groups_stay``)."""
+        groups = columns[:: self.group] // self.group
+        offsets = None if self.offsets is None else self.offsets[:, groups]
+        return replace(
+            self, codes=self.codes[:, columns], scales=self.scales[:, groups], offsets=offsets
+        )
+
     def narrowed(self) -> Blocks:
         """With scales in 16 bits where that is as good: always, but for tiny weights."""
         tables = [t for t in (self.scales, self.offsets) if t is not None]
@@ -84,6 +94,18 @@ class Blocks:
 def _fits_half(table: torch.Tensor) -> bool:
     error = torch.linalg.vector_norm(table.half().float() - table)
     return bool(error <= NARROW_BELOW * torch.linalg.vector_norm(table))
+
+
+def groups_stay(kind: BlockType, columns: np.ndarray) -> bool:
+    """Whether columns that share a scale stay together when a matrix gets this order of them."""
+    if not kind.quantized:
+        return True
+    if len(columns) % LARGEST_GROUP:
+        return False
+    groups = columns.reshape(-1, LARGEST_GROUP)
+    starts = groups[:, :1]
+    aligned = (starts % LARGEST_GROUP == 0).all()
+    return bool(aligned and (groups == starts + np.arange(LARGEST_GROUP)).all())
 
 
 def unpack(kind: BlockType, raw: torch.Tensor, order: str = "<") -> Blocks:

@@ -8,14 +8,15 @@ one there and several here; and numbers, where an architecture says so.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.architectures import find
-from cpu_backend.gguf.architectures.base import JOINED, Tensor, joined, shape_of, size_of
+from cpu_backend.gguf.architectures.tensors import JOINED, Tensor, joined, shape_of
 from cpu_backend.gguf.reader import BlockType, GgufFile, TensorInfo
 
 
@@ -24,8 +25,9 @@ class Entry:
     """A tensor of the checkpoint.
 
     info: in the file.  shape: here; fewer rows than there where it is a part, which begins at
-    ``first``.  heads: within which its rows are interleaved, if not 0.  beside: what else its
-    numbers are made of.
+    ``first``.  heads: within which its rows are interleaved, if not 0.  rows, columns: those of
+    the file that are the checkpoint's, if they are others or in another order.  beside: what else
+    its numbers are made of.  below: what follows after the last row.
     """
 
     info: TensorInfo
@@ -33,7 +35,10 @@ class Entry:
     shape: tuple[int, ...]
     first: int = 0
     heads: int = 0
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
     beside: Entry | None = None
+    below: Entry | None = None
 
     @property
     def kind(self) -> BlockType:
@@ -43,7 +48,13 @@ class Entry:
     @property
     def as_numbers(self) -> bool:
         """Whether it is read as numbers, and not packed from the file's blocks."""
-        return len(self.shape) == 1 or self.tensor.plain or self.tensor.values is not None
+        return (
+            len(self.shape) == 1
+            or self.tensor.plain
+            or self.tensor.values is not None
+            or (self.below is not None and self.below.kind != self.kind)
+            or (self.columns is not None and not blocks.groups_stay(self.kind, self.columns))
+        )
 
 
 class Checkpoint:
@@ -68,9 +79,9 @@ class Checkpoint:
         known = {name: token for name, token in tokens.items() if token is not None}
         self.config = {**tokens, **self.config, **known, "torch_dtype": self._dtype()}
 
-    def entry(self, layer: str) -> Entry:
-        """Of a layer of the host, with ".weight"; it may be one of several in a tensor."""
-        name = self.architecture.weight_of(layer)
+    def of_module(self, module: str) -> Entry:
+        """The weight of a module of the host; it may be one of several in a tensor."""
+        name = f"{self.architecture.checkpoint_name(module)}.weight"
         if name not in self.entries:
             name = re.sub(r"\.\d+(\.\w+)$", r".{}\1", name)
         return self.entries[name]
@@ -109,11 +120,15 @@ class Checkpoint:
 
     def _dtype(self) -> str:
         """That of the first matrix of a layer; quantized ones are computed in bfloat16."""
-        kind = next(
-            entry.kind.name
+        matrices = [
+            entry
             for entry in self.entries.values()
-            if entry.info.name.startswith("blk.") and not entry.as_numbers
-        )
+            if entry.info.name.startswith("blk.")
+            and len(entry.shape) > 1
+            and entry.tensor.values is None
+        ]
+        first = next((entry for entry in matrices if not entry.as_numbers), matrices[0])
+        kind = first.kind.name
         return {"F32": "float32", "F16": "float16"}.get(kind, "bfloat16")
 
     # ---- tensors -----------------------------------------------------------------------------
@@ -124,8 +139,13 @@ class Checkpoint:
             entries |= self._read(layer, f"blk.{layer}.", self.architecture.layer(layer))
         for entry in entries.values():
             self._check_gate(entry)
-        used = {entry.info.name for entry in entries.values()}
-        used |= {entry.beside.info.name for entry in entries.values() if entry.beside}
+        found = [
+            part
+            for entry in entries.values()
+            for part in (entry, entry.below, entry.beside)
+            if part is not None
+        ]
+        used = {entry.info.name for entry in found}
         for name in sorted(self.file.tensors.keys() - used):
             if not self.architecture.ignored(name):
                 raise self.file.error(
@@ -149,13 +169,16 @@ class Checkpoint:
     def _find(
         self, block: str, name: str, tensor: Tensor, tensors: dict[str, Tensor], sizes: Any
     ) -> Entry | None:
+        name, _, second = name.partition("|")[0].partition("+")
+        if second and (below := self._find(block, second, tensor, tensors, sizes)) is not None:
+            above = self._find(block, name, tensor, tensors, sizes)
+            if above is None or tensor.rows or tensor.columns:
+                raise self.file.error(f"has no tensor '{block}{name}'", "choose a whole model")
+            rows_of_both = above.shape[0] + below.shape[0]
+            return replace(above, shape=(rows_of_both, *above.shape[1:]), below=below)
         shape = whole = shape_of(name, tensor, sizes)
-        place, first = block + (tensor.source or name), 0
-        if tensor.within:
-            of, before, rows = tensor.within
-            place, first = block + of, size_of(before, sizes)
-            whole = (size_of(rows, sizes), *shape[1:])
-        elif place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
+        place, first = block + name, 0
+        if place not in self.file.tensors and (longer := joined(place, self.file.tensors)):
             place = longer
             kind, _, ending = name.rpartition(".")
             kinds = next(parts for parts in JOINED.values() if kind in parts)
@@ -169,7 +192,9 @@ class Checkpoint:
             if tensor.optional:
                 return None
             raise self.file.error(f"has no tensor '{place}'", "choose a whole model")
-        if info.shape != whole:
+        if same_rows(info, whole):
+            info = replace(info, shape=whole)
+        else:
             raise self.file.error(
                 f"has the tensor '{place}' of shape {list(info.shape)} and "
                 f"{list(whole)} is expected"
@@ -177,11 +202,15 @@ class Checkpoint:
         if len(shape) == 1 and info.kind.quantized:
             raise self.file.error(f"has the vector '{place}' in {info.kind.name}")
         heads = sizes[tensor.heads] if tensor.heads else 0
+        chosen = tensor.rows(shape[0]) if tensor.rows else None
+        columns = tensor.columns(shape[-1]) if tensor.columns else None
+        if chosen is not None:
+            shape = (len(chosen), *shape[1:])
         beside = None
         if tensor.beside:
-            name, second = tensor.beside
-            beside = self._find(block, name, Tensor("", second), tensors, sizes)
-        return Entry(info, tensor, shape, first, heads, beside)
+            other, other_shape = tensor.beside
+            beside = self._find(block, other, Tensor("", other_shape), tensors, sizes)
+        return Entry(info, tensor, shape, first, heads, chosen, columns, beside)
 
     def _check_gate(self, entry: Entry) -> None:
         """An expert's gate and up projection are packed as one matrix."""
@@ -198,6 +227,8 @@ class Checkpoint:
     def raw(self, entry: Entry) -> torch.Tensor:
         """The bytes of a tensor, uint8 [..., rows, bytes], rows in checkpoint order; mapped, or a
         copy where they had to be moved."""
+        if entry.below is not None:
+            return torch.cat([self.raw(part) for part in apart(entry)])
         info = entry.info
         mapped = torch.from_file(  # private: nothing that is done to it reaches the file
             str(info.path), shared=False, size=info.offset + info.nbytes, dtype=torch.uint8
@@ -205,23 +236,42 @@ class Checkpoint:
         vector = len(info.shape) == 1  # whose numbers are moved as rows are
         shape = (*info.shape, info.kind.nbytes) if vector else (*info.shape[:-1], info.row_bytes)
         rows = mapped[info.offset :].view(shape)
-        rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         # A quantized block lies within one row, so moving rows loses nothing.
-        if entry.tensor.order is not None:
-            rows = entry.tensor.order(rows)
+        if entry.tensor.loaded is not None:
+            rows = entry.tensor.loaded(rows)
+        if entry.rows is not None:
+            return rows[torch.from_numpy(entry.rows)]
+        rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor as numbers of ``dtype``."""
+        if entry.below is not None:
+            return torch.cat([self.values(part, dtype) for part in apart(entry)])
         raw = self.raw(entry)
         make = entry.tensor.values
         rows = raw.reshape(-1, raw.shape[-1])
         wanted = torch.float32 if make else dtype
         numbers = blocks.dequantize(entry.kind, rows, self.file.order, wanted).view(entry.shape)
+        if entry.columns is not None:
+            numbers = numbers[..., torch.from_numpy(entry.columns)]
         if make is None:
             return numbers
         beside = [self.values(entry.beside)] if entry.beside else []
         return make(numbers, *beside).to(dtype)
+
+
+def apart(entry: Entry) -> list[Entry]:
+    """The two tensors of which one has another below it."""
+    assert entry.below is not None
+    rows = entry.shape[0] - entry.below.shape[0]
+    return [replace(entry, shape=(rows, *entry.shape[1:]), below=None), entry.below]
+
+
+def same_rows(info: TensorInfo, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of the file has this shape, but for sizes of 1, which llama.cpp moves."""
+    found, wanted = ([size for size in s if size > 1] for s in (info.shape, shape))
+    return found == wanted and (info.shape[-1] == shape[-1] or not info.kind.quantized)
 
 
 def undo_rope_permutation(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from cpu_backend.gguf.architectures import (
     cohere,
     deepseek,
+    delta,
     dense,
     encoders,
     exaone,
+    falcon_h1,
     gemma,
     glm,
     gpt_oss,
     granite,
+    granite_hybrid,
     internlm,
     layer_norm,
+    lfm2,
     llama,
     llama4,
+    mamba,
     mistral,
     mixtures,
+    nemotron,
     olmo,
     phi,
     qwen,
@@ -27,8 +33,9 @@ from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
 FAMILIES = (
-    *(cohere, deepseek, dense, encoders, exaone, gemma, glm, gpt_oss, granite, internlm),
-    *(layer_norm, llama, llama4, mistral, mixtures, olmo, phi, qwen, windows),
+    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma, glm),
+    *(gpt_oss, granite, granite_hybrid, internlm, layer_norm, lfm2, llama, llama4, mamba),
+    *(mistral, mixtures, nemotron, olmo, phi, qwen, windows),
 )
 KNOWN: dict[str, type[Architecture]] = {
     name: kind for family in FAMILIES for name, kind in family.KNOWN.items()

@@ -12,164 +12,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cpu_backend.gguf.reader import GgufFile, TensorInfo
+from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, MLP, OUTER, Tensor
+from cpu_backend.gguf.reader import GgufFile
 
+SOFTMAX, SIGMOID = 1, 2  # how scores of experts are made of a router's logits
 LARGEST = 1 << 31  # of any size in the metadata
 ROPE_FACTORS = "rope_freqs.weight"
 # Fields that change nothing, or say again what the tensors do.
 HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"}
 
-# By the name of a tensor without its block and ending: its shape, in names of ``sizes``.  A bias
-# has that of its matrix without the last.
-_MATRICES = {
-    "token_embd": ("vocabulary", "hidden"),
-    "output": ("vocabulary", "hidden"),
-    "attn_q": ("queries", "hidden"),
-    "attn_k": ("keys", "hidden"),
-    "attn_v": ("values", "hidden"),
-    "attn_qkv": ("qkv", "hidden"),
-    "attn_output": ("hidden", "outputs"),
-    "ffn_gate": ("ffn", "hidden"),
-    "ffn_up": ("ffn", "hidden"),
-    "ffn_down": ("hidden", "ffn"),
-    "ffn_gate_inp": ("experts", "hidden"),
-    "ffn_gate_exps": ("experts", "expert_ffn", "hidden"),
-    "ffn_up_exps": ("experts", "expert_ffn", "hidden"),
-    "ffn_down_exps": ("experts", "hidden", "expert_ffn"),
-    "ffn_gate_shexp": ("shared_ffn", "hidden"),
-    "ffn_up_shexp": ("shared_ffn", "hidden"),
-    "ffn_down_shexp": ("hidden", "shared_ffn"),
-}
-_VECTORS = {
-    "attn_q_norm": "head",
-    "attn_k_norm": "head",
-    "attn_sinks": "heads",
-    "exp_probs_b": "experts",
-    "ffn_gate_inp_shexp": "hidden",
-}
 # Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
 POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
-# One in the file for two or three in a checkpoint: the parts, in their order.
-JOINED = {
-    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
-    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
-}
-
-Rows = Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of a checkpoint: ``name`` there, {} for the number of an expert.
-
-    shape: sizes, or their names in ``sizes``; if empty, that of its kind.  heads: the size that
-    counts the heads within which its rows are interleaved.  order: brings the rows of the file,
-    [rows, bytes], into the order in which the host loads them.  values: makes the checkpoint's
-    numbers of the file's.  beside: name and shape of a second tensor of the file, whose numbers
-    ``values`` takes too.  within: the file's tensor of whose rows it is a part, the first of them
-    and how many that has.  plain: computed unquantized by every backend, as routers are.
-    optional: a model may do without.  source: the tensor of the file if it goes by another name
-    there.
-    """
-
-    name: str
-    shape: tuple[str | int, ...] = ()
-    heads: str = ""
-    order: Rows | None = None
-    values: Callable[..., Any] | None = None
-    beside: tuple[str, tuple[str | int, ...]] | None = None
-    within: tuple[str, str | int, str | int] | None = None
-    plain: bool = False
-    optional: bool = False
-    source: str = ""
-
-
-def named(tensors: dict[str, str]) -> dict[str, Tensor]:
-    """Tensors of which there is nothing else to say."""
-    return {gguf_name: Tensor(name) for gguf_name, name in tensors.items()}
-
-
-def reordered(tensors: dict[str, str], order: Rows) -> dict[str, Tensor]:
-    """Those with rows in another order."""
-    return {gguf_name: Tensor(name, order=order) for gguf_name, name in tensors.items()}
-
-
-def optional(tensors: dict[str, str]) -> dict[str, Tensor]:
-    """Those that a model may do without."""
-    return {gguf_name: Tensor(name, optional=True) for gguf_name, name in tensors.items()}
-
-
-def plain(tensors: dict[str, str]) -> dict[str, Tensor]:
-    """Matrices that are never quantized."""
-    return {gguf_name: Tensor(name, plain=True) for gguf_name, name in tensors.items()}
 
 
 def layer_types(windowed: list[bool]) -> list[str]:
     """config.json's names of layers with windows and of those without."""
     return ["sliding_attention" if window else "full_attention" for window in windowed]
-
-
-def minus_one(weight: Any) -> Any:
-    """Of norms around 0 the file has what they multiply by."""
-    return weight - 1
-
-
-def centred(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With norms around 0 in the checkpoint."""
-    return {
-        name: replace(tensor, values=minus_one) if name.endswith("norm.weight") else tensor
-        for name, tensor in tensors.items()
-    }
-
-
-OUTER = named(
-    {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-        "output.weight": "lm_head.weight",
-    }
-)
-ATTENTION = named(
-    {
-        "attn_norm.weight": "input_layernorm.weight",
-        "attn_q.weight": "self_attn.q_proj.weight",
-        "attn_k.weight": "self_attn.k_proj.weight",
-        "attn_v.weight": "self_attn.v_proj.weight",
-        "attn_output.weight": "self_attn.o_proj.weight",
-    }
-)
-FFN_NORM = named({"ffn_norm.weight": "post_attention_layernorm.weight"})
-MLP = named(
-    {
-        "ffn_gate.weight": "mlp.gate_proj.weight",
-        "ffn_up.weight": "mlp.up_proj.weight",
-        "ffn_down.weight": "mlp.down_proj.weight",
-    }
-)
-QKV_BIASES = {
-    "attn_q.bias": "self_attn.q_proj.bias",
-    "attn_k.bias": "self_attn.k_proj.bias",
-    "attn_v.bias": "self_attn.v_proj.bias",
-}
-HEAD_NORMS = named(
-    {
-        "attn_q_norm.weight": "self_attn.q_norm.weight",
-        "attn_k_norm.weight": "self_attn.k_norm.weight",
-    }
-)
-EXPERTS = plain({"ffn_gate_inp.weight": "mlp.gate.weight"}) | named(
-    {
-        "ffn_gate_exps.weight": "mlp.experts.{}.gate_proj.weight",
-        "ffn_up_exps.weight": "mlp.experts.{}.up_proj.weight",
-        "ffn_down_exps.weight": "mlp.experts.{}.down_proj.weight",
-    }
-)
 
 
 class Architecture:
@@ -306,16 +168,24 @@ class Architecture:
             "max_position_embeddings": self.size("context_length"),
             "num_attention_heads": heads,
             "num_hidden_layers": self.num_layers,
-            "num_key_value_heads": self.key_heads(),
+            "num_key_value_heads": self.kv_heads(),
             "rms_norm_eps": self.number(f"attention.{self.epsilon}"),
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "vocab_size": self.vocab_size,
             **self.rotary(),
         }
 
-    def key_heads(self) -> int:
-        """The heads of keys and values."""
-        return self.size("attention.head_count_kv", self.size("attention.head_count"))
+    def kv_heads(self) -> int:
+        """The heads of keys and values, of the layers that have any."""
+        heads = self.size("attention.head_count")
+        found = {n for n in self.per_layer("attention.head_count_kv", heads) if n}
+        if len(found) > 1:
+            raise self.refuse("has different numbers of key heads in its layers")
+        return found.pop() if found else heads
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer of a hybrid has attention: such have key heads."""
+        return self.per_layer("attention.head_count_kv")[layer] > 0
 
     def pooling(self) -> str:
         """Which states make an embedding, if the file says so."""
@@ -339,6 +209,24 @@ class Architecture:
             "num_experts_per_tok": used,
             "moe_intermediate_size": self.expert_ffn(),
         }
+
+    def check_router(self, gating: int, normed: bool | None, scaled: bool = False) -> None:
+        """Refuses what a class does not do with the scores of experts.
+
+        gating: SOFTMAX or SIGMOID.  normed: whether the weights of those in use sum to 1, unless
+        the class reads that.  scaled: the class reads by what they are multiplied.
+        """
+        key = f"{self.name}.expert_"
+        if (found := self.file.get(f"{key}gating_func", int, 0)) not in (0, gating):
+            raise self.refuse(f"chooses experts by the function {found}")
+        key_normed = "expert_weights_norm"
+        if normed is not None and self.flag(key_normed, normed) != normed:
+            raise self.refuse(f"has '{key_normed}' {'un' if normed else ''}set")
+        scale = self.file.get(f"{key}weights_scale", (int, float), 1.0)
+        if not scaled and scale not in (0, 1):
+            raise self.refuse(f"multiplies what experts give by {scale}")
+        if (groups := self.file.get(f"{key}group_count", int, 1)) > 1:
+            raise self.refuse(f"chooses among {groups} groups of experts")
 
     def expert_ffn(self) -> int:
         """The width of an expert."""
@@ -396,7 +284,7 @@ class Architecture:
         info = self.file.tensors[name]
         if info.kind.name != "F32" or info.shape != (length,):
             raise self.file.error(f"has the tensor '{name}' of another shape than expected")
-        order = np.dtype("f4").newbyteorder(self.file.order)
+        order = np.dtype(f"{self.file.order}f4")
         return np.fromfile(info.path, order, length, offset=info.offset).astype(np.float64)
 
     # ---- tensors -----------------------------------------------------------------------------
@@ -412,6 +300,7 @@ class Architecture:
             "head": head,
             "heads": heads,
             "groups": groups,
+            "kernel": self.size("ssm.conv_kernel", 0, least=0),
             "queries": heads * head,
             "keys": groups * head,
             "values": groups * head,
@@ -440,10 +329,9 @@ class Architecture:
         """What the names of a layer's tensors begin with in a checkpoint."""
         return f"model.layers.{number}."
 
-    def weight_of(self, layer: str) -> str:
-        """The name in a checkpoint of what the host's layer ``layer`` has, where the host gives
-        layers other names than their weights."""
-        return layer
+    def checkpoint_name(self, module: str) -> str:
+        """What a checkpoint calls a module of the host."""
+        return module
 
     def ignored(self, name: str) -> bool:
         """Whether a tensor of the file is of no use here: part of the configuration, or of layers
@@ -480,29 +368,3 @@ def llama3_factors(head_dim: int, theta: float, scaling: dict[str, Any]) -> np.n
 def shortest_float(value: float) -> float:
     """The decimal number that a stored fp32 value was meant to be: 9.999999747e-06 -> 1e-05."""
     return float(str(np.float32(value)))
-
-
-def shape_of(name: str, tensor: Tensor, sizes: dict[str, int]) -> tuple[int, ...]:
-    """What shape the tensor ``name`` of a file has to have; ``name`` without its block."""
-    kind, _, ending = name.rpartition(".")
-    shape: tuple[str | int, ...] = tensor.shape
-    if not shape:
-        shape = _MATRICES.get(kind) or (_VECTORS.get(kind, "hidden"),)
-        if ending == "bias" and len(shape) > 1:
-            shape = shape[:-1]
-    return tuple(size_of(size, sizes) for size in shape)
-
-
-def size_of(size: str | int, sizes: dict[str, int]) -> int:
-    """A size, or what its name stands for."""
-    return sizes[size] if isinstance(size, str) else size
-
-
-def joined(name: str, tensors: dict[str, TensorInfo]) -> str:
-    """The tensor of the file of which ``name``, with its block, is a part; "" if there is none."""
-    block, _, kind = name.rpartition(".")[0].rpartition(".")
-    ending = name.rpartition(".")[2]
-    for whole, parts in JOINED.items():
-        if kind in parts and f"{block}.{whole}.{ending}" in tensors:
-            return f"{block}.{whole}.{ending}"
-    return ""

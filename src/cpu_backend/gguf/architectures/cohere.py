@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
-    ATTENTION,
-    MLP,
-    Architecture,
-    Tensor,
-    layer_types,
-)
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
+from cpu_backend.gguf.architectures.tensors import ATTENTION, MLP, Tensor
 
 HEAD_NORMS = {
     "attn_q_norm.weight": Tensor(

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
-    ATTENTION,
-    FFN_NORM,
-    Tensor,
-    named,
-    shortest_float,
-)
+from cpu_backend.gguf.architectures.base import shortest_float
 from cpu_backend.gguf.architectures.llama import interleaved
 from cpu_backend.gguf.architectures.routed import CORRECTION, SIGMOID, SOFTMAX, Routed
+from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, Tensor, named
 from cpu_backend.gguf.reader import GgufFile
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.llama import Llama
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     HEAD_NORMS,
     MLP,
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
 )
-from cpu_backend.gguf.architectures.llama import Llama
 
 
 class SmolLm3(Llama):

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
-    Architecture,
-    Tensor,
-    layer_types,
-    named,
-    optional,
-)
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
 from cpu_backend.gguf.architectures.gemma import Gemma3
+from cpu_backend.gguf.architectures.tensors import Tensor, named, optional
 
 
 def both(tensors: dict[str, str]) -> dict[str, Tensor]:
@@ -114,10 +109,10 @@ class Bert(Encoder):
     def prefix(self, number: int) -> str:
         return f"model.encoder.layer.{number}."
 
-    def weight_of(self, layer: str) -> str:
+    def checkpoint_name(self, module: str) -> str:
         for part in ("query", "key", "value"):
-            layer = layer.replace(f".attention.output.{part}", f".attention.self.{part}")
-        return layer
+            module = module.replace(f".attention.output.{part}", f".attention.self.{part}")
+        return module
 
 
 class NomicBert(Encoder):
@@ -171,9 +166,9 @@ class NomicBert(Encoder):
     def prefix(self, number: int) -> str:
         return f"encoder.layers.{number}."
 
-    def weight_of(self, layer: str) -> str:
-        layer = layer.replace(".encoder.layer.", "encoder.layers.")
-        return layer.replace(".attention.dense", ".attn.out_proj").replace(".attention.", ".attn.")
+    def checkpoint_name(self, module: str) -> str:
+        module = module.replace(".encoder.layer.", "encoder.layers.")
+        return module.replace(".attention.dense", ".attn.out_proj").replace(".attention.", ".attn.")
 
 
 class ModernBert(Encoder):
@@ -238,8 +233,8 @@ class ModernBert(Encoder):
     def prefix(self, number: int) -> str:
         return f"layers.{number}."
 
-    def weight_of(self, layer: str) -> str:
-        return layer.replace("encoder_layer.", "").lstrip(".")
+    def checkpoint_name(self, module: str) -> str:
+        return module.replace("encoder_layer.", "").lstrip(".")
 
 
 class EmbeddingGemma(Gemma3):
@@ -266,8 +261,8 @@ class EmbeddingGemma(Gemma3):
     def prefix(self, number: int) -> str:
         return f"layers.{number}."
 
-    def weight_of(self, layer: str) -> str:
-        return layer.lstrip(".")
+    def checkpoint_name(self, module: str) -> str:
+        return module.lstrip(".")
 
 
 KNOWN = {

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
-    ATTENTION,
-    HEAD_NORMS,
-    MLP,
-    Architecture,
-    Tensor,
-    layer_types,
-    named,
-)
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
+from cpu_backend.gguf.architectures.tensors import ATTENTION, HEAD_NORMS, MLP, Tensor, named
 
 NORMS_AFTER = named(
     {

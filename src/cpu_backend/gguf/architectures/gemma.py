@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import ROPE_FACTORS, Architecture, layer_types
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     HEAD_NORMS,
     MLP,
     OUTER,
-    ROPE_FACTORS,
-    Architecture,
     Tensor,
     centred,
-    layer_types,
     named,
     plain,
 )
@@ -331,7 +329,7 @@ class Gemma4(SharedKeys):
         """Whether there are experts beside the dense layers."""
         return self.size("expert_count", 0, least=0) > 0
 
-    def key_heads(self) -> int:
+    def kv_heads(self) -> int:
         return self.per_layer("attention.head_count_kv", least=1)[0]
 
     def intermediate_size(self) -> int:
@@ -376,7 +374,8 @@ class Gemma4(SharedKeys):
         tensors |= {"layer_output_scale.weight": Tensor("layer_scalar", (1,), optional=True)}
         own = [self.present(f"attn_{part}.weight", number) for part in ("v", "qkv")]
         if number < self.owners and not any(own):
-            tensors["attn_v.weight"] = Tensor("self_attn.v_proj.weight", source="attn_k.weight")
+            del tensors["attn_v.weight"]
+            tensors["attn_k.weight|v"] = Tensor("self_attn.v_proj.weight")
         return tensors | GEMMA4_EXPERTS if self.mixture else tensors
 
 

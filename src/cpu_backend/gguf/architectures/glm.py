@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+import numpy as np
+
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.routed import CORRECTION, SIGMOID, Routed
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     HEAD_NORMS,
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
     optional,
 )
-from cpu_backend.gguf.architectures.routed import CORRECTION, SIGMOID, Routed
+
+
+def first_half(rows: int) -> np.ndarray:
+    """The gate's of a gate and an up projection in one."""
+    return np.arange(rows // 2)
+
+
+def second_half(rows: int) -> np.ndarray:
+    """Those of the up projection."""
+    return np.arange(rows // 2, rows)
+
 
 # The file has the gate and the up projection as one, the gate first.
 GATE_IN_UP = {
-    "ffn_gate.weight": Tensor(
-        "mlp.gate_proj.weight", ("ffn", "hidden"), within=("ffn_up.weight", 0, "gate_up")
-    ),
-    "ffn_up.weight": Tensor(
-        "mlp.up_proj.weight", ("ffn", "hidden"), within=("ffn_up.weight", "ffn", "gate_up")
-    ),
+    "ffn_up.weight|gate": Tensor("mlp.gate_proj.weight", ("gate_up", "hidden"), rows=first_half),
+    "ffn_up.weight": Tensor("mlp.up_proj.weight", ("gate_up", "hidden"), rows=second_half),
     **named({"ffn_down.weight": "mlp.down_proj.weight"}),
 }
 GLM4_NORMS = named(

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
-    Architecture,
-    Tensor,
-    layer_types,
-    named,
-    plain,
-)
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
+from cpu_backend.gguf.architectures.tensors import Tensor, named, plain
 
 LAYER = named(
     {

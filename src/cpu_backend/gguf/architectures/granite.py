@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import ATTENTION, FFN_NORM, Tensor, named, plain
 from cpu_backend.gguf.architectures.llama import Llama, interleaved
+from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, Tensor, named, plain
 
 EXPERTS = plain({"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}) | named(
     {

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.llama import Llama, interleaved
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     FFN_NORM,
     MLP,
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
     optional,
     plain,
 )
-from cpu_backend.gguf.architectures.llama import Llama, interleaved
 
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 

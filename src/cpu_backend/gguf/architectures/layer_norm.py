@@ -7,9 +7,9 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.tensors import (
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
     optional,
@@ -362,7 +362,7 @@ class Gpt2(StarCoder):
 
     def layer(self, number: int) -> dict[str, Tensor]:
         return {
-            name: replace(tensor, order=transposed)
+            name: replace(tensor, loaded=transposed)
             if name.endswith("weight") and "norm" not in name
             else tensor
             for name, tensor in super().layer(number).items()

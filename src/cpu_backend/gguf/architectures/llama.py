@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     FFN_NORM,
     MLP,
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
     optional,

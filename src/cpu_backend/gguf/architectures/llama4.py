@@ -7,15 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cpu_backend.gguf.architectures.base import (
-    ATTENTION,
-    FFN_NORM,
-    ROPE_FACTORS,
-    Architecture,
-    Tensor,
-    named,
-    plain,
-)
+from cpu_backend.gguf.architectures.base import ROPE_FACTORS, Architecture
+from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, Tensor, named, plain
 
 DENSE = named(
     {

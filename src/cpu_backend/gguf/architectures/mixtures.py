@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.routed import SIGMOID, SOFTMAX, Routed
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     EXPERTS,
     FFN_NORM,
     HEAD_NORMS,
     MLP,
     OUTER,
-    Architecture,
     Tensor,
     named,
     plain,
 )
-from cpu_backend.gguf.architectures.routed import SIGMOID, SOFTMAX, Routed
 
 HUNYUAN_NORMS = named(
     {

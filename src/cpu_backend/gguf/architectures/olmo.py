@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
+from cpu_backend.gguf.architectures.llama import interleaved
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     EXPERTS,
     FFN_NORM,
     MLP,
     OUTER,
-    Architecture,
     Tensor,
-    layer_types,
     named,
 )
-from cpu_backend.gguf.architectures.llama import interleaved
 
 # Norms of all heads at once.
 NORMS = {

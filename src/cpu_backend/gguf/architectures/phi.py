@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     FFN_NORM,
     OUTER,
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
     plain,

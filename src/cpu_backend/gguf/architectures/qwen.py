@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import SOFTMAX, Architecture
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     EXPERTS,
     FFN_NORM,
     HEAD_NORMS,
     QKV_BIASES,
-    Architecture,
     Tensor,
     named,
+)
+
+SHARED_EXPERT = {
+    "ffn_gate_inp_shexp.weight": Tensor("mlp.shared_expert_gate.weight", (1, "hidden"), plain=True)
+} | named(
+    {
+        "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+        "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+        "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+    }
 )
 
 
@@ -24,6 +34,51 @@ class Qwen2(Architecture):
 
     def layer(self, number: int) -> dict[str, Tensor]:
         return super().layer(number) | named(QKV_BIASES)
+
+
+class Qwen2Moe(Qwen2):
+    """Qwen 1.5 and 2 with experts and a shared one in every layer."""
+
+    class_name = "Qwen2MoeForCausalLM"
+    model_type = "qwen2_moe"
+
+    def config(self) -> dict[str, Any]:
+        self.check_router(SOFTMAX, normed=False)
+        return (
+            super().config()
+            | self.experts()
+            | {
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "norm_topk_prob": False,
+                "shared_expert_intermediate_size": self.shared_ffn(),
+                "use_sliding_window": False,
+            }
+        )
+
+    def intermediate_size(self) -> int:
+        return self.expert_ffn()
+
+    def expert_ffn(self) -> int:
+        key = "expert_feed_forward_length"
+        if self.has(key):
+            return self.size(key)
+        return self.size("feed_forward_length") // self.size("expert_used_count")
+
+    def shared_ffn(self) -> int:
+        """The width of the shared expert."""
+        key = "expert_shared_feed_forward_length"
+        return self.size(key if self.has(key) else "feed_forward_length")
+
+    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
+        return super().sizes(layer, config) | {"shared_ffn": self.shared_ffn()}
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return ATTENTION | FFN_NORM | named(QKV_BIASES) | EXPERTS | SHARED_EXPERT
+
+
+class Qwen2Vl(Qwen2):
+    """The text of Qwen 2 and 2.5 VL: the three positions of a token of text are one."""
 
 
 class Qwen3(Architecture):
@@ -46,6 +101,7 @@ class Qwen3Moe(Architecture):
     model_type = "qwen3_moe"
 
     def config(self) -> dict[str, Any]:
+        self.check_router(SOFTMAX, normed=True)
         return (
             super().config()
             | self.experts()
@@ -61,4 +117,20 @@ class Qwen3Moe(Architecture):
         return ATTENTION | FFN_NORM | HEAD_NORMS | EXPERTS
 
 
-KNOWN = {"qwen2": Qwen2, "qwen3": Qwen3, "qwen3moe": Qwen3Moe}
+class Qwen3Vl(Qwen3):
+    """The text of Qwen 3 VL."""
+
+
+class Qwen3VlMoe(Qwen3Moe):
+    """The text of Qwen 3 VL with experts."""
+
+
+KNOWN = {
+    "qwen2": Qwen2,
+    "qwen2moe": Qwen2Moe,
+    "qwen2vl": Qwen2Vl,
+    "qwen3": Qwen3,
+    "qwen3moe": Qwen3Moe,
+    "qwen3vl": Qwen3Vl,
+    "qwen3vlmoe": Qwen3VlMoe,
+}

@@ -6,15 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cpu_backend.gguf.architectures.base import (
-    ATTENTION,
-    EXPERTS,
-    FFN_NORM,
-    MLP,
-    Architecture,
-    Tensor,
-    named,
-)
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.tensors import ATTENTION, EXPERTS, FFN_NORM, MLP, Tensor, named
 
 SHARED = named(
     {

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import (
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
+from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     EXPERTS,
     FFN_NORM,
     HEAD_NORMS,
-    Architecture,
     Tensor,
-    layer_types,
     named,
 )
 

@@ -7,14 +7,17 @@ together.  The embedding table is dequantized, because look-ups read single rows
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from cpu_backend.errors import ConfigError
@@ -32,7 +35,6 @@ from cpu_backend.host.bases import (
     ModelConfig,
     ParallelLMHead,
     QuantizeMethodBase,
-    ReplicatedLinear,
     RoutedExperts,
     UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
@@ -102,30 +104,56 @@ class CpuGgufConfig(OwnConfig):
         if not path:  # a layer of which the host does not say which it is
             return UnquantizedLinearMethod()
         shards = self.packed_modules_mapping.get(last, [last])
-        fused = checkpoint.architecture.weight_of(f"{prefix}.weight")
+        fused = f"{checkpoint.architecture.checkpoint_name(prefix)}.weight"
         if shards == [last] and fused not in checkpoint.entries:
             shards = MERGED.get(last, shards)
-        entries = [checkpoint.entry(f"{path}.{shard}.weight") for shard in shards]
+        entries = [checkpoint.of_module(f"{path}.{shard}") for shard in shards]
         if any(entry.as_numbers for entry in entries):
             return UnquantizedLinearMethod()
-        return CpuGgufMethod([entry.kind for entry in entries], checkpoint.file.order)
+        return CpuGgufMethod(
+            [entry.kind for entry in entries],
+            checkpoint.file.order,
+            [entry.shape[0] for entry in entries],
+            entries[0].columns,
+        )
 
 
 class BlocksParameter(BasevLLMParameter):
     """Rows of the mapped file, uint8 [rows, bytes], per shard; the tensor itself stays empty.
 
-    kinds: of each shard; one for all where they are one tensor of the checkpoint.
+    kinds: of each shard; one for all where they are one tensor of the checkpoint.  order: of the
+    columns, if the file has another; then whole rows are kept and ``chosen`` tells this rank's.
+    rows: of this rank.
     """
 
     output_dim = 0  # of rows, by which the host cuts a tensor of several shards
 
-    def __init__(self, kinds: list[BlockType], columns: int, weight_loader: Any) -> None:
+    def __init__(
+        self,
+        kinds: list[BlockType],
+        columns: int,
+        weight_loader: Any,
+        order: np.ndarray | None = None,
+        rows: int = 0,
+    ) -> None:
         super().__init__(data=torch.empty(0, dtype=torch.uint8), weight_loader=weight_loader)
         self.shards: dict[int, torch.Tensor] = {}
+        self.chosen: torch.Tensor | None = None
         self._kinds, self._columns = kinds, columns
+        self._order = None if order is None else torch.from_numpy(order)
+        self._rows = rows
 
-    def __new__(cls, kinds: list[BlockType], columns: int, weight_loader: Any) -> BlocksParameter:
+    def __new__(cls, *args: Any, **kwargs: Any) -> BlocksParameter:
         return super().__new__(cls, torch.empty(0, dtype=torch.uint8))
+
+    @property
+    def weight_loader(self) -> Any:
+        """Of a layer, or of a model that cuts in its own way."""
+        return self._weight_loader
+
+    @weight_loader.setter
+    def weight_loader(self, loader: Any) -> None:
+        self._weight_loader = functools.partial(_load_copied, loader, self._rows)
 
     def load_column_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
         """This rank's share of the rows."""
@@ -133,6 +161,10 @@ class BlocksParameter(BasevLLMParameter):
 
     def load_row_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
         """This rank's share of the columns: whole blocks."""
+        if self._order is not None:
+            self.shards[0] = loaded_weight
+            self.chosen = self._order.narrow(0, self.tp_rank * self._columns, self._columns)
+            return
         kind = self._kinds[0]
         width = self._columns // kind.elements * kind.nbytes
         self.shards[0] = loaded_weight.narrow(1, self.tp_rank * width, width)
@@ -166,10 +198,18 @@ class SideBySide:
 
 @register_weight_loader_v2_supported_method
 class CpuGgufMethod(LinearMethodBase):
-    """A linear or output layer; ``kinds``: the type of each of its shards in the file."""
+    """A linear or output layer; ``kinds``: the type of each of its tensors in the file, of
+    ``rows`` rows; columns: the order of those, if it is not the file's."""
 
-    def __init__(self, kinds: list[BlockType], order: str) -> None:
+    def __init__(
+        self,
+        kinds: list[BlockType],
+        order: str,
+        rows: Sequence[int] = (),
+        columns: np.ndarray | None = None,
+    ) -> None:
         self._kinds, self._order = kinds, order
+        self._rows, self._columns = rows, columns
 
     def create_weights(
         self,
@@ -184,16 +224,36 @@ class CpuGgufMethod(LinearMethodBase):
         """One parameter without content."""
         self._dtype = params_dtype
         name = getattr(layer, "prefix", "A layer")
+        if 1 < len(self._kinds) < len(output_partition_sizes):
+            self._kinds = self._kinds_of(output_partition_sizes)
         for kind in self._kinds:
+            if self._columns is not None and kind.quantized:  # moved by groups of columns
+                kind = replace(kind, elements=blocks.LARGEST_GROUP)
             check_cut(name, kind, input_size_per_partition, input_size // input_size_per_partition)
         loader = extra_weight_attrs["weight_loader"]
         if isinstance(layer, VocabParallelEmbedding):
             loader = functools.partial(_load_vocabulary, layer)
-        elif isinstance(layer, ReplicatedLinear):
+        elif not hasattr(layer, "weight_loader_v2"):  # of layers that every rank has whole
             loader = _load_whole
         layer.register_parameter(
-            "weight", BlocksParameter(self._kinds, input_size_per_partition, loader)
+            "weight",
+            BlocksParameter(
+                self._kinds,
+                input_size_per_partition,
+                loader,
+                self._columns,
+                sum(output_partition_sizes),
+            ),
         )
+
+    def _kinds_of(self, sizes: list[int]) -> list[BlockType]:
+        """The type of each shard where several shards are one tensor."""
+        ranks = sum(self._rows) // sum(sizes)
+        ends, kinds, end = list(itertools.accumulate(self._rows)), [], 0
+        for size in sizes:
+            end += size * ranks
+            kinds.append(self._kinds[bisect.bisect_left(ends, end)])
+        return kinds
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Pack: shards of one type that lie side by side become one weight."""
@@ -213,6 +273,7 @@ class CpuGgufMethod(LinearMethodBase):
             # Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
             float_output=isinstance(layer, VocabParallelEmbedding),
             parts=parts_of(layer) if len(runs) == 1 else 1,
+            columns=layer.weight.chosen,
         )
         with naming(layer):
             packed = [
@@ -346,7 +407,7 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
         self, layer: RoutedExperts, name: str, expert: int, kind: str
     ) -> list[torch.Tensor]:
         """Of "w13" or "w2"; kind: "weight" or "bias"."""
-        wanted = ("w2",) if name == "w2" else ("w1", "w3")
+        wanted = ("w2",) if name == "w2" else ("w1", "w3")[: self.halves]
         if not self.moe.has_bias:
             return [getattr(layer, f"{name}_{kind}").shards[expert, shard] for shard in wanted]
         whole = {shard: getattr(layer, f"{part}_{kind}").shards for part, shard in WHOLE.items()}
@@ -356,6 +417,15 @@ class CpuGgufExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):
 def _load_whole(param: BlocksParameter, loaded_weight: torch.Tensor) -> None:
     """Of a layer that every rank has."""
     param.shards[0] = loaded_weight
+
+
+def _load_copied(
+    loader: Any, rows: int, param: BlocksParameter, loaded_weight: torch.Tensor
+) -> None:
+    """What a model's own loader writes into a tensor of ``rows``."""
+    copied = torch.nn.Parameter(loaded_weight.new_zeros(rows, loaded_weight.shape[1]), False)
+    loader(copied, loaded_weight)
+    param.shards[0] = copied.data
 
 
 def _load_vocabulary(
@@ -375,12 +445,17 @@ def pack_blocks(
     dtype: torch.dtype = torch.bfloat16,
     float_output: bool = False,
     parts: int = 1,
+    columns: torch.Tensor | None = None,
 ) -> PackedLinear:
     """raw uint8 [rows, bytes] of any type as a packed weight; ``dtype``: of one that is not
-    quantized.  Raises ValueError for scales that are not finite."""
+    quantized; columns: those to take, if not all.  Raises ValueError for scales that are not
+    finite."""
     if not kind.quantized:
-        return PackedLinear(blocks.dequantize(kind, raw, order, dtype), float_output, parts)
-    unpacked = blocks.unpack(kind, raw, order).narrowed()
+        numbers = blocks.dequantize(kind, raw, order, dtype)
+        numbers = numbers if columns is None else numbers[:, columns]
+        return PackedLinear(numbers, float_output, parts)
+    unpacked = blocks.unpack(kind, raw, order)
+    unpacked = (unpacked if columns is None else unpacked.taken(columns)).narrowed()
     for table in (unpacked.scales, unpacked.offsets):
         if table is not None and not table.isfinite().all():
             raise ValueError("the file has scales of blocks that are not finite: fetch it again")
@@ -437,9 +512,8 @@ def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     checkpoint = opened(model_config.hf_config.quantization_config["file"])
     for name, entry in checkpoint.entries.items():
         numbers = name == checkpoint.table or entry.as_numbers
-        # Vectors and routers may be kept in fp32: the host rounds those that are not.
-        exact = len(entry.shape) == 1 or entry.tensor.plain
-        dtype = torch.float32 if exact else model_config.dtype
+        # What is computed with in fp32 keeps that; the host rounds what is not.
+        dtype = model_config.dtype if name == checkpoint.table else torch.float32
         tensor = checkpoint.values(entry, dtype) if numbers else checkpoint.raw(entry)
         if "{}" in name:
             for number, part in enumerate(tensor):
