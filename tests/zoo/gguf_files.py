@@ -78,6 +78,7 @@ GRANTED: dict[str, dict[str, Any]] = {
         "rope_parameters": {**MINISTRAL, "mscale": 1.0, "mscale_all_dim": 1.0},
         "sliding_window": None,
     },
+    "MistralForCausalLM": {"sliding_window": None},
     "MixtralForCausalLM": {"sliding_window": None},
     "NemotronHForCausalLM": {  # all experts or none
         "layers_block_type": [

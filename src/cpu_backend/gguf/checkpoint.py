@@ -237,11 +237,11 @@ class Checkpoint:
         shape = (*info.shape, info.kind.nbytes) if vector else (*info.shape[:-1], info.row_bytes)
         rows = mapped[info.offset :].view(shape)
         # A quantized block lies within one row, so moving rows loses nothing.
-        if entry.tensor.loaded is not None:
-            rows = entry.tensor.loaded(rows)
         if entry.rows is not None:
             return rows[torch.from_numpy(entry.rows)]
         rows = rows.narrow(-2, entry.first, entry.shape[0 if vector else -2])
+        if entry.tensor.loaded is not None:
+            return torch.as_tensor(entry.tensor.loaded(rows))
         return undo_rope_permutation(rows, entry.heads) if entry.heads else rows
 
     def values(self, entry: Entry, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -23,7 +23,11 @@ SOFTMAX, SIGMOID = 1, 2  # how scores of experts are made of a router's logits
 LARGEST = 1 << 31  # of any size in the metadata
 ROPE_FACTORS = "rope_freqs.weight"
 # Fields that change nothing, or say again what the tensors do.
-HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"}
+HARMLESS = {
+    *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"),
+    # Each architecture has one kind of norms.
+    *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+}
 
 # Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
 POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
@@ -201,6 +205,7 @@ class Architecture:
     def experts(self, count: str = "num_experts") -> dict[str, Any]:
         """Of a mixture; ``count``: config.json's name for the number of its experts."""
         self.has_experts = True
+        self.field("feed_forward_length")  # of dense layers, if there are any
         number, used = self.size("expert_count"), self.size("expert_used_count")
         if used > number:
             raise self.file.error(f"uses {used} of {number} experts")
@@ -216,22 +221,27 @@ class Architecture:
         gating: SOFTMAX or SIGMOID.  normed: whether the weights of those in use sum to 1, unless
         the class reads that.  scaled: the class reads by what they are multiplied.
         """
-        key = f"{self.name}.expert_"
-        if (found := self.file.get(f"{key}gating_func", int, 0)) not in (0, gating):
+        self.has_experts = True
+        if (found := self.size("expert_gating_func", 0, least=0)) not in (0, gating):
             raise self.refuse(f"chooses experts by the function {found}")
         key_normed = "expert_weights_norm"
         if normed is not None and self.flag(key_normed, normed) != normed:
             raise self.refuse(f"has '{key_normed}' {'un' if normed else ''}set")
-        scale = self.file.get(f"{key}weights_scale", (int, float), 1.0)
-        if not scaled and scale not in (0, 1):
+        if not scaled and (scale := self.weights_scale()) != 1:
             raise self.refuse(f"multiplies what experts give by {scale}")
-        if (groups := self.file.get(f"{key}group_count", int, 1)) > 1:
+        if (groups := self.size("expert_group_count", 1, least=0)) > 1:
             raise self.refuse(f"chooses among {groups} groups of experts")
+        self.field("expert_group_used_count")  # of one
+
+    def weights_scale(self) -> float:
+        """By which the sum of the experts is multiplied; 0 is none, too."""
+        value = self.file.get(self.field("expert_weights_scale"), (int, float), 1.0)
+        return self.number("expert_weights_scale", 1.0) if value else 1.0
 
     def expert_ffn(self) -> int:
         """The width of an expert."""
-        key = "expert_feed_forward_length"
-        return self.size(key if self.has(key) else "feed_forward_length")
+        width = self.size("feed_forward_length", 0, least=0)
+        return self.size("expert_feed_forward_length", width)
 
     def rotary(self) -> dict[str, Any]:
         """Base and scaling of the positions, and how much of a head is rotated."""

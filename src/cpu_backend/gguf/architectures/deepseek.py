@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import shortest_float
+from cpu_backend.gguf.architectures.base import SIGMOID, SOFTMAX, shortest_float
 from cpu_backend.gguf.architectures.llama import interleaved
-from cpu_backend.gguf.architectures.routed import CORRECTION, SIGMOID, SOFTMAX, Routed
+from cpu_backend.gguf.architectures.routed import CORRECTION, Routed
 from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, Tensor, named
 from cpu_backend.gguf.reader import GgufFile
 
@@ -130,6 +130,9 @@ class Deepseek2(Routed):
         """Of a head's whole "key" or "value"."""
         key = f"attention.{of}_length"
         length = self.size(f"{key}_mla" if self.has(f"{key}_mla") else key)
+        cached = self.size("attention.kv_lora_rank") + (self.head_dim if of == "key" else 0)
+        if self.size(key, length) not in (length, cached):
+            raise self.file.error(f"has {self.size(key)} in the field '{self.name}.{key}'")
         if of == "key" and length <= self.head_dim:
             raise self.file.error(f"rotates {self.head_dim} of {length} channels of each head")
         return length

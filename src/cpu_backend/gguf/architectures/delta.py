@@ -73,10 +73,10 @@ class Qwen35(Architecture):
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer is a gated delta net."""
-        key = "attention.recurrent_layers"
+        key, interval = "attention.recurrent_layers", self.size("full_attention_interval", 4)
         if self.has(key):
             return bool(self.per_layer(key)[layer])
-        return (layer + 1) % self.size("full_attention_interval", 4) != 0
+        return (layer + 1) % interval != 0
 
     # ---- tensors -----------------------------------------------------------------------------
 

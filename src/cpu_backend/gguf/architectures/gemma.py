@@ -256,11 +256,13 @@ class Gemma3n(SharedKeys):
 
     def sparsity(self) -> list[float]:
         """How many of each layer's gates are cut off, of which the file has the deviations."""
-        key = f"{self.name}.activation_sparsity_scale"
+        key = self.field("activation_sparsity_scale")
         found = self.file.metadata.get(key)
         if found is None:
             return [0.95 if layer < 10 else 0.0 for layer in range(self.num_layers)]
-        scales = [float(value) for value in np.asarray(found).reshape(-1)]
+        if not isinstance(found, np.ndarray):
+            raise self.file.error(f"has a field '{key}' of another type than expected")
+        scales = [float(value) for value in found]
         if len(scales) < self.num_layers or any(math.isnan(value) for value in scales):
             raise self.file.error(f"has {len(scales)} numbers in the field '{key}'")
         shares = [(1 + math.erf(scale / math.sqrt(2))) / 2 for scale in scales]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.architectures.routed import CORRECTION, SIGMOID, Routed
+from cpu_backend.gguf.architectures.base import SIGMOID, Architecture
+from cpu_backend.gguf.architectures.routed import CORRECTION, Routed
 from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     HEAD_NORMS,

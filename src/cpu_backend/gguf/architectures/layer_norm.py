@@ -75,7 +75,7 @@ class StableLm(LayerNorms):
     partial_rotary = True
 
     def config(self) -> dict[str, Any]:
-        if not self.present("ffn_norm.weight"):
+        if self.flag("use_parallel_residual", False) or not self.present("ffn_norm.weight"):
             raise self.refuse("is a StableLM whose attention and feed-forward layer are parallel")
         if self.present("attn_q_norm.weight"):
             raise self.refuse("is a StableLM with norms of heads")

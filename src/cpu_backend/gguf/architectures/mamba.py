@@ -89,6 +89,9 @@ class Mamba(Architecture):
 
     def backbone(self) -> dict[str, Any]:
         """What Mamba 1 and 2 share."""
+        for key in ("attention.head_count", "feed_forward_length"):
+            if self.size(key, 0, least=0):
+                raise self.refuse(f"has other layers than Mamba ('{key}')")
         return {
             "architectures": [self.class_name],
             "model_type": self.model_type,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.architectures.routed import SIGMOID, SOFTMAX, Routed
+from cpu_backend.gguf.architectures.base import SIGMOID, SOFTMAX, Architecture, layer_types
+from cpu_backend.gguf.architectures.routed import Routed
 from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     EXPERTS,
@@ -234,7 +234,7 @@ class ExaoneMoe(Routed):
         config = super().config()
         dense, sparse = self.dense_layers, self.num_layers - self.dense_layers
         return config | {
-            "layer_types": self.attention_types(4),
+            "layer_types": layer_types(self.windowed(4)),
             "mlp_layer_types": ["dense"] * dense + ["sparse"] * sparse,
             "num_experts": config["n_routed_experts"],
             "num_shared_experts": self.shared_experts,
@@ -261,7 +261,7 @@ class Afmoe(Routed):
             raise self.refuse("has another base of positions in layers with windows")
         config = super().config()
         return config | {
-            "layer_types": self.attention_types(4),
+            "layer_types": layer_types(self.windowed(4)),
             "mup_enabled": True,
             "num_dense_layers": self.dense_layers,
             "num_experts": config["n_routed_experts"],

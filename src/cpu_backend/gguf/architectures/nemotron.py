@@ -147,15 +147,10 @@ class NemotronHMoe(NemotronH):
                 "n_group": 1,
                 "n_shared_experts": shared,
                 "norm_topk_prob": self.flag("expert_weights_norm", False),
-                "routed_scaling_factor": self.scaling(),
+                "routed_scaling_factor": self.weights_scale(),
                 "topk_group": 1,
             }
         )
-
-    def scaling(self) -> float:
-        """Of what experts give."""
-        value = self.file.get(f"{self.name}.expert_weights_scale", (int, float), 0.0)
-        return self.number("expert_weights_scale") if value else 1.0
 
     def expert_ffn(self) -> int:
         key = "expert_feed_forward_length"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.base import SIGMOID, SOFTMAX, Architecture
 from cpu_backend.gguf.architectures.tensors import ATTENTION, EXPERTS, FFN_NORM, MLP, Tensor, named
 
 SHARED = named(
@@ -17,7 +15,6 @@ SHARED = named(
     }
 )
 CORRECTION = named({"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"})
-SOFTMAX, SIGMOID = 1, 2  # of llama.cpp's gating functions
 
 
 class Routed(Architecture):
@@ -59,11 +56,6 @@ class Routed(Architecture):
         """How many experts see every token."""
         return self.size("expert_shared_count", 0, least=0)
 
-    def weights_scale(self) -> float:
-        """By which the sum of the experts is multiplied; 0 is none, too."""
-        key = f"{self.name}.expert_weights_scale"
-        return self.number("expert_weights_scale", 1.0) if self.file.metadata.get(key) else 1.0
-
     def gating_function(self) -> int:
         """SOFTMAX or SIGMOID."""
         found = self.size("expert_gating_func", self.gating, least=0) or self.gating
@@ -80,16 +72,6 @@ class Routed(Architecture):
         if used > groups or self.size("expert_count") % groups:
             raise self.file.error(f"uses {used} of {groups} groups of experts")
         return groups, used
-
-    def attention_types(self, period: int) -> list[str]:
-        """Of each layer; without a field, one of so many has no window: the last of them."""
-        key = "attention.sliding_window_pattern"
-        if isinstance(self.file.metadata.get(f"{self.name}.{key}"), np.ndarray):
-            sliding = [flag != 0 for flag in self.per_layer(key)]
-        else:
-            period = self.size(key, period)
-            sliding = [(layer + 1) % period != 0 for layer in range(self.num_layers)]
-        return ["sliding_attention" if s else "full_attention" for s in sliding]
 
     def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
         sizes = super().sizes(layer, config)
