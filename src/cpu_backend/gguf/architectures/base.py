@@ -25,6 +25,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 # Fields that change nothing, or say again what the tensors do.
 HARMLESS = {
     *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"),
+    "rope.dimension_sections",  # of positions of pictures: in a text all are the same
     # Each architecture has one kind of norms.
     *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
 }

@@ -66,7 +66,7 @@ def opened(file: str) -> Checkpoint:
 def _experts_of(checkpoint: Checkpoint, prefix: str) -> list[Entry]:
     """The three tensors of a layer's experts; some classes of the host give their mixture another
     name than its weights have."""
-    named = {name: entry for name, entry in checkpoint.entries.items() if "{}" in name}
+    named = {n: e for n, e in checkpoint.entries.items() if e.info.name.endswith("_exps.weight")}
     layer = re.match(r".*?\.\d+\.", prefix)
     starts = [prefix + ".", layer[0] if layer else prefix]
     found = [[e for name, e in named.items() if name.startswith(start)] for start in starts]
