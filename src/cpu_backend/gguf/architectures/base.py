@@ -259,6 +259,12 @@ class Architecture:
             config["partial_rotary_factor"] = rotated / self.head_dim
         return config
 
+    def not_rotary(self) -> dict[str, Any]:
+        """``rotary`` of attention without positions: what files say of them is idle."""
+        for key in ("rope.dimension_count", "rope.freq_base"):
+            self.field(key)
+        return {}
+
     def rope_scaling(self) -> dict[str, Any] | None:
         """How positions are stretched."""
         if ROPE_FACTORS in self.file.tensors:

@@ -226,7 +226,7 @@ class Jamba(Architecture):
         raise self.refuse(f"has layers that do not recur ('{name}')")
 
     def rotary(self) -> dict[str, Any]:
-        return {}
+        return self.not_rotary()
 
     def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
         inner = config["mamba_expand"] * config["hidden_size"]

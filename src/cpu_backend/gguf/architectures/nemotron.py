@@ -109,7 +109,7 @@ class NemotronH(Mixer2):
     def rotary(self) -> dict[str, Any]:
         if self.flag("rope.scaling.finetuned", False):
             raise self.refuse("has positions in its attention")
-        return {}
+        return self.not_rotary()
 
     def outer(self) -> dict[str, Tensor]:
         return super().outer() | named({"output_norm.weight": "model.norm_f.weight"})
