@@ -35,7 +35,6 @@ from vllm.model_executor.layers.linear import (
     LinearMethodBase,
     MergedColumnParallelLinear,
     QKVParallelLinear,
-    ReplicatedLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
     register_weight_loader_v2_supported_method,
