@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,21 +188,28 @@ def _other_than_a_sentence(file: GgufFile, what: str) -> list[str]:
     return []
 
 
-def main() -> int:
-    """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in text.SPECS}
+def report(specs: Iterable[Any], examine: Callable[[Any, Path], Outcome]) -> int:
+    """One line for each; 1 if one of them is not right."""
     llama_cpp.sources()
     run.prepare()
     faulty = False
-    for name in sys.argv[1:] or names():
+    for spec in specs:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                outcome = run.forked(examine, specs[name], Path(folder), seconds=SECONDS)
+                outcome = run.forked(examine, spec, Path(folder), seconds=SECONDS)
             except run.Failed as failed:
-                outcome = Outcome(judge.WRONG, f"{failed}\n{failed.where}")
+                outcome = Outcome(judge.WRONG, str(failed), where=failed.where)
         faulty = faulty or outcome.state != judge.RIGHT
-        print(json.dumps([name, outcome.state, outcome.note, outcome.where[-1500:]]), flush=True)
+        print(
+            json.dumps([spec.name, outcome.state, outcome.note, outcome.where[-1500:]]), flush=True
+        )
     return int(faulty)
+
+
+def main() -> int:
+    """Of all that are known if none is named."""
+    specs = {spec.name: spec for spec in text.SPECS}
+    return report((specs[name] for name in sys.argv[1:] or names()), examine)
 
 
 if __name__ == "__main__":

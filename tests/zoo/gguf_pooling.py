@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from tests.zoo import gguf_files, judge, pooling, run
 from tests.zoo.build import build
 from tests.zoo.judge import Outcome
 from tests.zoo.pooling_specs import PoolingSpec
-from tools import llama_cpp
 
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -99,18 +97,7 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
 def main() -> int:
     """Of all that are known if none is named."""
     specs = {spec.name: spec for spec in pooling.SPECS}
-    llama_cpp.sources()
-    run.prepare()
-    faulty = False
-    for name in sys.argv[1:] or NAMES:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                outcome = run.forked(examine, specs[name], Path(folder), seconds=gguf_files.SECONDS)
-            except run.Failed as failed:
-                outcome = Outcome(judge.WRONG, f"{failed}\n{failed.where}")
-        faulty = faulty or outcome.state != judge.RIGHT
-        print(json.dumps([name, outcome.state, outcome.note, outcome.where[-1500:]]), flush=True)
-    return int(faulty)
+    return gguf_files.report((specs[name] for name in sys.argv[1:] or NAMES), examine)
 
 
 if __name__ == "__main__":

@@ -183,6 +183,7 @@ class ModernBert(Encoder):
         theta = config.pop("rope_theta")
         if config.pop("rope_scaling"):
             raise self.refuse("is a ModernBERT that scales its positions")
+        self.field("classifier.pooling_type")  # of rerankers alone
         window = self.size("attention.sliding_window", 0, least=0)
         windowed = self.windowed(3, first=True) if window else [False] * self.num_layers
         own = self.number("rope.freq_base_swa", 10000.0)
