@@ -11,7 +11,7 @@ import torch
 
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.reader import BLOCK_TYPES, BlockType
-from cpu_backend.layers.quantization.gguf import pack_blocks
+from cpu_backend.layers.quantization.gguf_blocks import pack_blocks
 from tests.ops.test_quant_linear import assert_as_good_as_bf16
 
 QUANTIZED = [kind for kind in BLOCK_TYPES.values() if kind.quantized]
@@ -161,9 +161,14 @@ def test_scales_that_are_not_finite_are_refused(kind: BlockType) -> None:
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES.values(), ids=lambda kind: kind.name)
 def test_columns_in_another_order(kind: BlockType) -> None:
-    """Heads of 128 channels move, half a block of 256, and one rank's are packed alone."""
+    """Heads of 128 channels move, half a block of 256, and one rank's are packed alone; of ternary
+    types, whose blocks have one scale, heads of 256."""
     raw = random_blocks(kind, 48, 1024)
-    order = np.arange(1024).reshape(2, 4, 128).swapaxes(0, 1).reshape(-1)
+    head = max(128, blocks.columns_together(kind))
+    order = np.arange(1024).reshape(2, -1, head).swapaxes(0, 1).reshape(-1)
+    if kind.quantized:
+        halves = np.arange(1024).reshape(-1, blocks.columns_together(kind) // 2)[::-1].reshape(-1)
+        assert not blocks.groups_stay(kind, halves)
     assert blocks.groups_stay(kind, order)
     assert blocks.groups_stay(kind, order[::-1]) != kind.quantized
     columns = torch.from_numpy(order)[512:]

@@ -13,8 +13,8 @@ from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.reader import BLOCK_TYPES, BlockType
 from cpu_backend.host.bases import MergedColumnParallelLinear
-from cpu_backend.layers.quantization import gguf
-from cpu_backend.layers.quantization.gguf import BlocksParameter, CpuGgufMethod, SideBySide
+from cpu_backend.layers.quantization import gguf_blocks
+from cpu_backend.layers.quantization.gguf import CpuGgufMethod
 from tests.ops.test_gguf_blocks import random_blocks, reference
 from tests.ops.test_quant_linear import assert_as_good_as_bf16
 
@@ -118,7 +118,7 @@ def test_a_vocabulary_is_filled_up_with_zeros(rank: int, seeded: torch.Generator
         num_embeddings_per_partition=padded,
     )
     param = BlocksParameter([kind], 256, None)
-    gguf._load_vocabulary(layer, param, raw)
+    gguf_blocks.load_vocabulary(layer, param, raw)
     found = blocks.dequantize(kind, param.shards[0])
     assert torch.equal(found[: end - first], reference(kind, raw)[first:end])
     assert found.shape == (padded, 256)

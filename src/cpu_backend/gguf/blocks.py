@@ -35,7 +35,6 @@ from cpu_backend.gguf.reader import BlockType
 # rounding the weights themselves to bf16 does.
 NARROW_BELOW = 2.0**-11
 CHUNK_ELEMENTS = 1 << 22
-LARGEST_GROUP = 32  # columns that share a scale: 32 or 16
 
 # What the nibbles of IQ4_NL and IQ4_XS stand for, and twice the numbers of e2m1.
 IQ4_VALUES = torch.tensor(
@@ -96,16 +95,22 @@ def _fits_half(table: torch.Tensor) -> bool:
     return bool(error <= NARROW_BELOW * torch.linalg.vector_norm(table))
 
 
+def columns_together(kind: BlockType) -> int:
+    """So many columns beside each other share what they are scaled by; moved together, they stay
+    packed."""
+    return 256 if kind.name.startswith("TQ") else 32
+
+
 def groups_stay(kind: BlockType, columns: np.ndarray) -> bool:
     """Whether columns that share a scale stay together when a matrix gets this order of them."""
     if not kind.quantized:
         return True
-    if len(columns) % LARGEST_GROUP:
+    size = columns_together(kind)
+    if len(columns) % size:
         return False
-    groups = columns.reshape(-1, LARGEST_GROUP)
+    groups = columns.reshape(-1, size)
     starts = groups[:, :1]
-    aligned = (starts % LARGEST_GROUP == 0).all()
-    return bool(aligned and (groups == starts + np.arange(LARGEST_GROUP)).all())
+    return bool((starts % size == 0).all() and (groups == starts + np.arange(size)).all())
 
 
 def unpack(kind: BlockType, raw: torch.Tensor, order: str = "<") -> Blocks:
