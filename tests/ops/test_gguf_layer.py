@@ -90,7 +90,7 @@ def test_heads_of_a_rank_in_a_layer_of_three_types(rank: int, seeded: torch.Gene
         weights.append(reference(kind, raw[shard])[first : first + rows])
     x, bias = (torch.randn(s, generator=seeded).bfloat16() for s in ((3, 256), (128,)))
     out = product(method, layer, x, bias)
-    assert isinstance(layer.cpu_linear, SideBySide)
+    assert isinstance(layer.cpu_linear, gguf_blocks.SideBySide)
     assert_as_good_as_bf16(out, x, torch.cat(weights).double(), bias)
 
 
@@ -117,7 +117,7 @@ def test_a_vocabulary_is_filled_up_with_zeros(rank: int, seeded: torch.Generator
         shard_indices=SimpleNamespace(org_vocab_start_index=first, org_vocab_end_index=end),
         num_embeddings_per_partition=padded,
     )
-    param = BlocksParameter([kind], 256, None)
+    param = gguf_blocks.BlocksParameter([kind], 256, None)
     gguf_blocks.load_vocabulary(layer, param, raw)
     found = blocks.dequantize(kind, param.shards[0])
     assert torch.equal(found[: end - first], reference(kind, raw)[first:end])
