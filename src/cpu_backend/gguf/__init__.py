@@ -8,5 +8,5 @@ tokenizer      tokenizer.json and the chat template
 locate         which file a model's name means: a path, a folder, REPOSITORY:TYPE
 folder         the small model folder that the host is given in place of the file
 
-The layers are ``src/cpu_backend/layers/quantization/gguf.py``, ``gguf_blocks.py`` and ``gguf_experts.py``.
+The layers are ``gguf*.py`` in ``src/cpu_backend/layers/quantization``.
 """
