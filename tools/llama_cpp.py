@@ -77,7 +77,11 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
     from conversion.base import ModelBase, ModelType
 
     def no_vocabulary(model: Any) -> None:
-        model.gguf_writer.add_tokenizer_model("no_vocab")
+        writer = model.gguf_writer
+        writer.add_tokenizer_model("no_vocab")
+        key = gguf.Keys.LLM.VOCAB_SIZE.format(arch=writer.arch)
+        if not any(key in part for part in writer.kv_data):  # llama.cpp asks for it then
+            writer.add_vocab_size(model.hparams["vocab_size"])
 
     architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), ModelType.TEXT)
     model_class = get_model_class(architecture, mmproj=False)
