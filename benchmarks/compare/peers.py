@@ -103,13 +103,21 @@ AT_LOAD = {"int8": "cpu_int8", "int4": "cpu_int4"}
 CHECKPOINTS = {scheme: scheme for scheme in ("w8a8", "awq", "gptq")}
 
 
+# llama.cpp's own file, for it and for this project.
+GGUF = {"gguf": "Q4_1"}
+
+
 def checkpoint(files: ModelFiles, weights: str) -> Path:
     return files.quantized(weights) if weights in CHECKPOINTS else files.checkpoint()
 
 
+def our_files(files: ModelFiles, weights: str) -> Path:
+    return files.gguf(weights) if weights in GGUF.values() else checkpoint(files, weights)
+
+
 def vllm_dtype(dtype: str) -> str:
     """Of activations."""
-    return "bfloat16" if dtype in AT_LOAD or dtype in CHECKPOINTS else dtype
+    return dtype if dtype in SIXTEEN_AND_32 else "bfloat16"
 
 
 def vllm_server(situation: Situation, model: Path) -> list[str]:
@@ -167,6 +175,8 @@ def our_engine(situation: Situation) -> dict[str, Any]:
     options = {"dtype": vllm_dtype(situation.dtype)}
     if situation.dtype in AT_LOAD:
         options["quantization"] = AT_LOAD[situation.dtype]
+    if situation.dtype in GGUF:  # the file has none
+        options["tokenizer"] = str(situation.files.checkpoint())
     return options
 
 
@@ -174,6 +184,8 @@ def our_server(situation: Situation, model: Path) -> list[str]:
     command = vllm_server(situation, model)
     if situation.dtype in AT_LOAD:
         command += ["--quantization", AT_LOAD[situation.dtype]]
+    if situation.dtype in GGUF:
+        command += ["--tokenizer", str(situation.files.checkpoint())]
     return command
 
 
@@ -185,14 +197,14 @@ def our_peer(
     **options: Any,
 ) -> Peer:
     """``environ`` beside what every process of this project gets; ``dtypes`` unless all."""
-    weights = {**SIXTEEN_AND_32, **AT_LOAD, **CHECKPOINTS}
+    weights = {**SIXTEEN_AND_32, **AT_LOAD, **CHECKPOINTS, **GGUF}
     return Peer(
         name,
         about,
         OURS,
         "vllm_engine.py",
         {dtype: weights[dtype] for dtype in dtypes or weights},
-        checkpoint,
+        our_files,
         lambda situation: {**ours(situation), **environ(situation)},
         our_engine,
         our_server,
@@ -272,6 +284,7 @@ PEERS = {
                 "float16": "F16",
                 "int8": "Q8_0",
                 "int4": "Q4_1",
+                **GGUF,
             },
             ModelFiles.gguf,
         ),
