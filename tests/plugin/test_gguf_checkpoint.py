@@ -334,6 +334,14 @@ def test_the_folder_is_made_once_per_file(tmp_path: Path, cache: Path) -> None:
     assert {p.name for p in without.iterdir()} == {"config.json", "generation_config.json"}
 
 
+def test_every_token_has_a_row_in_the_table(tmp_path: Path, cache: Path) -> None:
+    table = dict(gguf_weights())["token_embd.weight"][:-1]
+    path = write(tmp_path / "model.gguf", _tensor("token_embd.weight", table))
+    with pytest.raises(ConfigError, match=rf"{len(table) + 1} tokens, and a table of {len(table)}"):
+        folder.model_folder(path)
+    assert folder.model_folder(path, with_tokenizer=False).is_dir()
+
+
 def test_a_cache_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,11 @@ def model_folder(path: Path, with_tokenizer: bool = True) -> Path:
     if not target.is_dir():
         checkpoint = Checkpoint(GgufFile(path))
         tokenizer = GgufTokenizer(checkpoint.file) if with_tokenizer else None
+        rows = checkpoint.config["vocab_size"]
+        if tokenizer is not None and len(tokenizer.tokens) > rows:
+            raise checkpoint.file.error(
+                f"has {len(tokenizer.tokens)} tokens, and a table of {rows} rows for them"
+            )
         try:
             _write(checkpoint, tokenizer, target)
         except OSError as error:
