@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -22,6 +23,7 @@ from cpu_backend.gguf.architectures.base import llama3_factors
 from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
+from cpu_backend.host import engine_arguments
 from tests.plugin.gguf_samples import (
     FFN,
     HEAD_DIM,
@@ -363,3 +365,17 @@ def test_engine_arguments_keep_the_users_name(tmp_path: Path, cache: Path) -> No
         assert folder.prefer_folder(other) is other
     with pytest.raises(ConfigError, match=r"missing\.gguf' cannot be read"):
         folder.prefer_folder({"model": str(tmp_path / "missing.gguf")})
+
+
+def test_arguments_made_before_the_host_was_changed_name_the_folder_too(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with VLLM_TARGET_DEVICE=cpu."""
+    monkeypatch.setattr(engine_arguments.preflight, "look", lambda *_: None)
+    monkeypatch.setattr(engine_arguments.settings, "look", lambda _: None)
+    path = str(write(tmp_path / "model.gguf"))
+    empty = dict.fromkeys(("tokenizer", "served_model_name", "revision"))
+    arguments = SimpleNamespace(model=path, load_format="auto", **empty)
+    engine_arguments._after_a_look(lambda self: None)(arguments)
+    assert Path(arguments.model).parent == cache
+    assert (arguments.served_model_name, arguments.load_format) == ([path], "cpu_gguf")

@@ -101,7 +101,13 @@ def _after_a_look(create_engine_config: Callable[..., Any]) -> Callable[..., Any
 
     from vllm.envs import environment_variables
 
+    from cpu_backend.gguf import folder
+
     def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # With VLLM_TARGET_DEVICE=cpu the first arguments are made before the class is changed.
+        fields = ("model", "tokenizer", "served_model_name", "load_format", "revision")
+        for name, value in folder.prefer_folder({n: getattr(self, n) for n in fields}).items():
+            setattr(self, name, value)
         preflight.look(self, environment_variables)
         settings.look(self)
         with sentences.told(*sentences.usual_kinds(), KeyError):
