@@ -10,6 +10,7 @@ import faulthandler
 import logging
 import operator
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,23 @@ def host_log_reaches_caplog(monkeypatch: pytest.MonkeyPatch) -> None:
 def random_numbers_repeat() -> None:
     """Torch's own numbers too are the same in every run: no test fails once in a hundred runs."""
     torch.manual_seed(20)
+
+
+# What one process of tests may take: others run beside it, and some look for free memory.
+MOST_MEMORY = 10 << 30
+
+
+@pytest.fixture(autouse=True)
+def memory_is_left_to_others() -> Iterator[None]:
+    """A test that makes its process take most of a machine fails itself, and not one beside it."""
+    before = _peak()
+    yield
+    assert before > MOST_MEMORY or _peak() <= MOST_MEMORY, f"took {_peak() >> 20} MiB"
+
+
+def _peak() -> int:
+    """The most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +32,7 @@ from tests.plugin.gguf_samples import (
     HEADS,
     HIDDEN,
     KV_HEADS,
+    LAYERS,
     SPECIAL,
     checkpoint_weights,
     gguf_weights,
@@ -168,7 +171,8 @@ def _tensor(name: str, value: np.ndarray | None) -> Edit:
     ("edit", "sentence"),
     [
         (_field("llama.block_count", 0), "has 0 in the field 'llama.block_count'"),
-        (_field("llama.block_count", 2**31 - 1), "has no tensor 'blk.2.attn_norm.weight'"),
+        (_field("llama.block_count", LAYERS + 1), "has no tensor 'blk.2.attn_norm.weight'"),
+        (_field("llama.block_count", 2**31 - 1), "20 tensors are too few for so many layers"),
         (_field("llama.attention.head_count", None), "no field 'llama.attention.head_count'"),
         (_field("llama.attention.head_count", "8"), "head_count' of another type"),
         (_field("llama.attention.layer_norm_rms_epsilon", float("nan")), "has nan in the field"),
@@ -217,6 +221,23 @@ def test_any_field_of_another_kind_is_read_or_named(tmp_path: Path, value: Any) 
             said = str(error)
         assert "\n" not in said
         assert not said or "model.gguf" in said
+
+
+@pytest.mark.parametrize("key", ["expert_count", "rope.dimension_count", "vocab_size", None])
+def test_a_huge_number_takes_no_memory(tmp_path: Path, key: str | None) -> None:
+    """In any field that the file has, or in one more."""
+    path = write(tmp_path / "model.gguf")
+    numbers = [name for name, value in GgufFile(path).metadata.items() if type(value) is int]
+    for name in [f"llama.{key}"] if key else numbers:
+        file = GgufFile(path)
+        file.metadata[name] = 2**31 - 1
+        tracemalloc.start()
+        with contextlib.suppress(ConfigError):
+            Checkpoint(file)
+            GgufTokenizer(file).settings(64)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 64 << 20, name
 
 
 def test_a_model_in_several_files_is_read_from_the_first(tmp_path: Path) -> None:

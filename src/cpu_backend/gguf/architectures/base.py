@@ -134,7 +134,13 @@ class Architecture:
     @property
     def num_layers(self) -> int:
         """Without the layers that only draft tokens."""
-        return self.size("block_count") - self.size("nextn_predict_layers", 0, least=0)
+        layers = self.size("block_count")
+        if layers > len(self.file.tensors):  # before there is a list of that length
+            raise self.file.error(
+                f"has {layers} in the field '{self.name}.block_count', and {len(self.file.tensors)} "
+                "tensors are too few for so many layers"
+            )
+        return layers - self.size("nextn_predict_layers", 0, least=0)
 
     @property
     def vocab_size(self) -> int:
