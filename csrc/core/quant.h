@@ -14,9 +14,7 @@ namespace cpu_backend {
 enum class CodeKind : int {
   kInteger,  // see ZeroKind
   kFp8,      // e4m3: weight = scale * code; 8 bits, no zero, activations kFloat
-  // e2m1: 4 bits, no zero.  weight = scale * number * 2, because twice the numbers are whole: the
-  // codes stand for 8-bit ones, 128 + twice the number.
-  kE2m1,
+  kTable,    // 4 bits, no zero: weight = scale * (table[q] - 128)
 };
 
 // What stands beside the scale of a group; q is the unsigned code of a weight.
@@ -59,7 +57,8 @@ struct QuantLayout {
   int64_t n, k;
   int64_t group;  // channels that share a scale, 1 to k; the last group may be shorter
   CodeKind kind = CodeKind::kInteger;
-  int parts = 1;  // weights side by side, see kernels/epilogue.h
+  int parts = 1;           // weights side by side, see kernels/epilogue.h
+  uint8_t table[16] = {};  // kTable: the 8-bit codes that the 4-bit ones stand for
 
   CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(k, group); }
   CPU_BACKEND_MEMBER int64_t group_steps() const { return ceil_div(group, kStep); }
@@ -93,7 +92,7 @@ struct QuantLayout {
 
   // Whether 4-bit codes stand for 8-bit ones, and those.
   CPU_BACKEND_MEMBER bool expands() const {
-    return zero == ZeroKind::kLevels || kind == CodeKind::kE2m1;
+    return zero == ZeroKind::kLevels || kind == CodeKind::kTable;
   }
   CPU_BACKEND_MEMBER QuantLayout expanded() const {
     QuantLayout layout = *this;

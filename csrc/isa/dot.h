@@ -107,24 +107,46 @@ CPU_BACKEND_INLINE VecI add_quad_sum(VecI sum, QuadSum quads) {
   }
 }
 
-// 128 and twice the number of an e2m1 code, for each byte of x, which is below 16.
-CPU_BACKEND_INLINE VecU bytes_of_e2m1(VecU x) {
-  alignas(16) static constexpr uint8_t kTable[16] = {128, 129, 130, 131, 132, 134, 136, 140,
-                                                     128, 127, 126, 125, 124, 122, 120, 116};
+// Sixteen bytes in a register, to choose from.
+class ByteTable {
+ public:
+  CPU_BACKEND_INLINE explicit ByteTable(const uint8_t (&bytes)[16]) {
 #if defined(__AVX512BW__)
-  const __m512i table = _mm512_broadcast_i32x4(*reinterpret_cast<const __m128i*>(kTable));
-  return (VecU)_mm512_shuffle_epi8(table, (__m512i)x);
+    table_ = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 #elif defined(__AVX2__)
-  const __m256i table = _mm256_broadcastsi128_si256(*reinterpret_cast<const __m128i*>(kTable));
-  return (VecU)_mm256_shuffle_epi8(table, (__m256i)x);
+    table_ = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 #elif defined(__aarch64__)
-  return (VecU)vqtbl1q_u8(vld1q_u8(kTable), (uint8x16_t)x);
+    table_ = vld1q_u8(bytes);
 #else
-  typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
-  Bytes bytes = (Bytes)x;
-  for (int i = 0; i < kVectorBytes; ++i) bytes[i] = kTable[bytes[i]];
-  return (VecU)bytes;
+    __builtin_memcpy(table_, bytes, sizeof table_);
 #endif
-}
+  }
+  // The byte that each byte of x, below 16, stands for.
+  CPU_BACKEND_INLINE VecU operator[](VecU x) const {
+#if defined(__AVX512BW__)
+    return (VecU)_mm512_shuffle_epi8(table_, (__m512i)x);
+#elif defined(__AVX2__)
+    return (VecU)_mm256_shuffle_epi8(table_, (__m256i)x);
+#elif defined(__aarch64__)
+    return (VecU)vqtbl1q_u8(table_, (uint8x16_t)x);
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes)));
+    Bytes bytes = (Bytes)x;
+    for (int i = 0; i < kVectorBytes; ++i) bytes[i] = table_[bytes[i]];
+    return (VecU)bytes;
+#endif
+  }
+
+ private:
+#if defined(__AVX512BW__)
+  __m512i table_;
+#elif defined(__AVX2__)
+  __m256i table_;
+#elif defined(__aarch64__)
+  uint8x16_t table_;
+#else
+  uint8_t table_[16];
+#endif
+};
 
 }  // namespace CPU_BACKEND_NAMESPACE

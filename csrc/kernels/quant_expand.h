@@ -6,7 +6,8 @@
 //                     product carries into the next byte, because all of them and their bases end
 //                     below 256.  (Two-level scales as in the K-quants of llama.cpp's GGUF, but
 //                     whole numbers all through, so that no group of 32 needs arithmetic in fp32.)
-// CodeKind::kE2m1     code8 = 128 + twice the number (OCP Microscaling Formats 1.0), from a table.
+// CodeKind::kTable    code8 = table[code].  So are numbers without a rule: e2m1 (OCP Microscaling
+//                     Formats 1.0; twice the numbers are whole), the IQ types of GGUF.
 //
 // A product of one tile of rows expands a group at a time, which stays in L1, one of several tiles
 // a panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Levels
@@ -37,14 +38,15 @@ constexpr int64_t expanded_bytes(int64_t channels) {
 }
 
 // The codes of one panel and group after its scales; returns where the panel goes on.
-static inline const char* expand_e2m1(const char* from, int64_t channels, char* to) {
+static inline const char* expand_table(const QuantLayout& layout, const char* from,
+                                       int64_t channels, char* to) {
+  const ByteTable table(layout.table);
   for (int64_t i = 0; i < channels; i += QuantLayout::kStep) {
     fetch_ahead(from, 4 * kPanelWidth);
     for (int v = 0; v < kPanelVecs; ++v) {
       const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
-      store_raw(to + 4 * v * kLanes, bytes_of_e2m1(word & 0x0f0f0f0fu));
-      store_raw(to + 4 * (kPanelWidth + v * kLanes),
-                bytes_of_e2m1(shift_halves(word, 4) & 0x0f0f0f0fu));
+      store_raw(to + 4 * v * kLanes, table[word & 0x0f0f0f0fu]);
+      store_raw(to + 4 * (kPanelWidth + v * kLanes), table[shift_halves(word, 4) & 0x0f0f0f0fu]);
     }
     from += 4 * kPanelWidth;
     to += 8 * kPanelWidth;
@@ -97,7 +99,7 @@ static inline const char* expand_nibbles(const char* from, int64_t channels, cha
 
 static inline const char* expand_group(const QuantLayout& layout, const char* from,
                                        int64_t channels, char* to) {
-  if (layout.kind == CodeKind::kE2m1) return expand_e2m1(from, channels, to);
+  if (layout.kind == CodeKind::kTable) return expand_table(layout, from, channels, to);
   if (kHasTiles && !layout.expands()) return expand_nibbles(from, channels, to);
   return expand_levels(from, channels, to);
 }

@@ -8,7 +8,7 @@
 //           group that is the whole product, so W8A8 is its integer definition.  Segments are added
 //           in fp32 in the order of k; bias is added in fp32; one rounding, on store.  kOffset:
 //           a_scale * scale * dot + a_scale * sum * zero, the last product in fp32.
-//           kLevels, kE2m1: the product of the 8-bit codes that kernels/quant_expand.h makes; few
+//           kLevels, kTable: the product of the 8-bit codes that kernels/quant_expand.h makes; few
 //           rows get the same whole numbers of levels in another order (dot_levels()).
 // Tiles     kernels/quant_tile.h in registers; where the target has matrix tiles, many rows take
 //           kernels/quant_matrix.h, with the same results.

@@ -463,8 +463,8 @@ TORCH_LIBRARY(cpu_backend, m) {
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);
   m.def(
-      "pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, "
-      "Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, "
+      "pack_quantized(Tensor codes, str order, int bits, int add, Tensor? table, int in_features, "
+      "Tensor scales, Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, "
       "float static_scale, int static_zero, int parts) -> int");
   m.impl("pack_quantized", torch::dispatch(c10::DispatchKey::CPU, pack_quantized));
   m.def(

@@ -57,8 +57,9 @@ void linear_act_and_mul(at::Tensor& out, const at::Tensor& x, int64_t handle,
 
 // quant_linear.cpp
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
-                       int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
-                       const std::string& zero_kind, const OptionalTensor& channels, int64_t group,
+                       const OptionalTensor& table, int64_t in_features, const at::Tensor& scales,
+                       const OptionalTensor& zeros, const std::string& zero_kind,
+                       const OptionalTensor& channels, int64_t group,
                        const std::string& activations, double static_scale, int64_t static_zero,
                        int64_t parts);
 std::tuple<at::Tensor, at::Tensor, at::Tensor, double> quantize_weight(const at::Tensor& weight,

@@ -49,8 +49,9 @@ std::vector<at::Tensor> listed(const OptionalTensor& tensor) {
 
 int64_t pack_codes(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
                    int64_t k, const at::Tensor& scales, const OptionalTensor& zeros, int64_t group,
-                   const std::string& activations, int64_t parts) {
-  return pack_quantized(codes, order, bits, add, k, scales, zeros, zeros ? "point" : "",
+                   const std::string& activations, int64_t parts,
+                   const OptionalTensor& table = std::nullopt) {
+  return pack_quantized(codes, order, bits, add, table, k, scales, zeros, zeros ? "point" : "",
                         std::nullopt, group, activations, 1.0, 0, parts);
 }
 
@@ -79,10 +80,12 @@ int64_t pack_fp8(const at::Tensor& codes, const at::Tensor& scales, at::IntArray
 // e2m1 codes in pairs, uint8 [n, k / 2], the first one low; scales e8m0 as uint8 [n, k / 32].
 int64_t pack_mxfp4(const at::Tensor& pairs, const at::Tensor& scales, int64_t parts) {
   const int64_t k = 2 * pairs.size(1);
-  // Codes stand for twice their numbers (core/quant.h).
+  // Twice the numbers of e2m1 are whole.
+  const at::Tensor table = at::tensor(
+      {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116}, at::kByte);
   const at::Tensor halves = at::exp2(scales.to(at::kFloat) - 128).to(at::kBFloat16);
-  return pack_codes(pairs.view(at::kFloat4_e2m1fn_x2), "pairs_of_k", 4, 0, k, halves.t(),
-                    std::nullopt, std::min<int64_t>(32, k), "int16", parts);
+  return pack_codes(pairs, "pairs_of_k", 4, 0, k, halves.t(), std::nullopt,
+                    std::min<int64_t>(32, k), "int16", parts, table);
 }
 
 // Columns of int32 words of eight 4-bit codes each, [..., n / 8], as int32 [..., n].

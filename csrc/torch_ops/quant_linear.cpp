@@ -1,4 +1,5 @@
 // Quantized linear layers: packing any scheme's weight, running it, and the host's int8 product.
+#include <algorithm>
 #include <cmath>
 
 #include "torch_ops/ops.h"
@@ -70,8 +71,9 @@ void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t
     return;
   }
   if (order == CodeOrder::kPairsOfK) {
-    TORCH_CHECK_TYPE(codes.scalar_type() == at::kFloat4_e2m1fn_x2, "codes in pairs have dtype ",
-                     codes.scalar_type(), ", not float4_e2m1fn_x2.");
+    TORCH_CHECK_TYPE(codes.scalar_type() == at::kByte, "codes in pairs have dtype ",
+                     codes.scalar_type(), ", not uint8.");
+    TORCH_CHECK_VALUE(bits == 4, "two codes in a byte have 4 bits each, not ", bits, ".");
     check_shape(codes, {n, ceil_div(k, 2)}, "codes");
     return;
   }
@@ -86,11 +88,11 @@ void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t
 }
 
 // fp8 codes are multiplied as numbers, the others as integers.
-CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros) {
-  if (codes.scalar_type() == at::kFloat4_e2m1fn_x2) {
+CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros, bool table) {
+  if (table) {
     TORCH_CHECK_VALUE(layout.bits == 4 && !zeros && layout.activations != Activations::kFloat,
-                      "float4_e2m1fn_x2 weights have 4 bits and no zeros, and meet integers.");
-    return CodeKind::kE2m1;
+                      "codes of a table have 4 bits and no zeros, and meet integers.");
+    return CodeKind::kTable;
   }
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn;
   TORCH_CHECK_VALUE(fp8 == (layout.activations == Activations::kFloat),
@@ -148,8 +150,9 @@ int64_t pack(QuantPackArgs args, const at::Tensor& scales, int64_t in_features,
 }  // namespace
 
 int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_t bits, int64_t add,
-                       int64_t in_features, const at::Tensor& scales, const OptionalTensor& zeros,
-                       const std::string& zero_kind, const OptionalTensor& channels, int64_t group,
+                       const OptionalTensor& table, int64_t in_features, const at::Tensor& scales,
+                       const OptionalTensor& zeros, const std::string& zero_kind,
+                       const OptionalTensor& channels, int64_t group,
                        const std::string& activations, double static_scale, int64_t static_zero,
                        int64_t parts) {
   TORCH_CHECK_VALUE(bits >= 2 && bits <= 8, "codes of ", bits, " bits are not supported: 2 to 8.");
@@ -171,7 +174,11 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
                     layout.k, " is not possible.");
   layout.group = group;
   check_group_table(scales, layout, scales.scalar_type(), "scales");
-  layout.kind = kind_of(codes, layout, zeros.has_value());
+  layout.kind = kind_of(codes, layout, zeros.has_value(), table.has_value());
+  if (table) {
+    check_shape(*table, {16}, "table");
+    std::copy_n(typed_data<uint8_t>(*table, "table"), 16, layout.table);
+  }
   TORCH_CHECK_VALUE(static_zero >= -128 && static_zero <= 127, "the activations' zero point ",
                     static_zero, " is no int8.");
   quantized->static_scale = static_cast<float>(static_scale);

@@ -284,18 +284,20 @@ class PackedHeads:
 class Codes:
     """The integer codes of a weight as a checkpoint has them.
 
-    order: "bytes", uint8, int8 or float8_e4m3fn [out, in]; "pairs_of_k", float4_e2m1fn_x2
-    [out, in / 2], whose scale is that of twice the numbers; "words_of_k", int32 [out, words], a
-    stream of bits along in_features, lowest first; "words_of_n" and "words_of_n_awq", int32
-    [in, words], along out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.
+    order: "bytes", uint8, int8 or float8_e4m3fn [out, in]; "pairs_of_k", uint8 [out, in / 2] of two
+    codes of 4 bits, the first one low; "words_of_k", int32 [out, words], a stream of bits along
+    in_features, lowest first; "words_of_n" and "words_of_n_awq", int32 [in, words], along
+    out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.
     add: what turns a code into the kept, unsigned one: 128 for int8, 8 for -8 ... 7,
     2^(kept - 1) - 2^(bits - 1) for the narrower codes of a symmetric scheme.
+    table: uint8 [16], the 8-bit codes that kept codes of 4 bits stand for, without zeros.
     """
 
     tensor: torch.Tensor
     order: str
     bits: int
     add: int = 0
+    table: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,8 @@ class GroupScales:
     """What a group of ``size`` input channels and a column share.
 
     scales [groups, out] of float32, bfloat16 or float16, kept as they are.  Without ``zeros`` the
-    weight is scale * (code - 8), or 128.  With them ``zero_kind`` says what they are:
+    weight is scale * (code - 8), or 128 with 8 bits or a table.  With them ``zero_kind`` says what
+    they are:
     "point"   whole numbers, shape and dtype of the scales: scale * (code - zero)
     "offset"  any numbers, the same: scale * code + zero
     "levels"  uint16 step + 256 * base, one row for every 32 channels, codes of 4 bits, groups of at
@@ -366,6 +369,7 @@ class QuantizedLinear(PackedLinear):
             codes.order,
             codes.bits,
             codes.add,
+            codes.table,
             in_features,
             groups.scales,
             groups.zeros,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cpu_backend.gguf import blocks
+from cpu_backend.gguf.grids import GRIDS
 from cpu_backend.gguf.reader import BLOCK_TYPES, BlockType
 from cpu_backend.layers.quantization.gguf_blocks import pack_blocks
 from tests.ops.test_quant_linear import assert_as_good_as_bf16
@@ -19,12 +20,16 @@ QUANTIZED = [kind for kind in BLOCK_TYPES.values() if kind.quantized]
 HALVES = {
     **{"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]},
     **{"IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [], "NVFP4": []},
+    **{"IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ1_S": [0]},
+    "IQ1_M": [],  # a quarter of it in each of four words
 }
 # Bits per weight as packed, with scales.
 KEPT_BITS = {
     **{"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5},
     **{"Q2_K": 6, "Q3_K": 5, "Q4_K": 5, "Q5_K": 9, "Q6_K": 9},
-    **{"IQ4_NL": 8.5, "IQ4_XS": 8.5, "TQ1_0": 4.0625, "TQ2_0": 4.0625, "MXFP4": 4.5, "NVFP4": 5},
+    **{"IQ4_NL": 4.5, "IQ4_XS": 4.5, "TQ1_0": 4.0625, "TQ2_0": 4.0625, "MXFP4": 4.5, "NVFP4": 5},
+    **{"IQ2_XXS": 4.5, "IQ2_XS": 5, "IQ2_S": 5, "IQ3_XXS": 4.5, "IQ3_S": 4.5},
+    **{"IQ1_S": 4.5, "IQ1_M": 5},
 }
 
 
@@ -42,6 +47,10 @@ def random_blocks(kind: BlockType, rows: int, columns: int, scale: float = 0.01)
         raw[..., at : at + 2] = numbers.astype(np.float16).view(np.uint8)
     if kind.name == "MXFP4":  # powers of two: scale / 4 to 4 * scale
         raw[..., 0] = generator.integers(-2, 3, shape[:2]) + 127 + round(np.log2(scale))
+    if kind.name == "IQ1_M":
+        words = raw[..., 48:].view("<u2")
+        d = (generator.standard_normal(shape[:2]) * scale).astype("<f2").view("<u2")
+        words[:] = words & 0xFFF | (d[..., None] << np.array([12, 8, 4, 0], "<u2")) & 0xF000
     return torch.from_numpy(raw.reshape(rows, -1))
 
 
@@ -84,7 +93,14 @@ def test_the_other_byte_order(kind: BlockType) -> None:
     swapped = raw.clone().view(3, -1, kind.nbytes)
     numbers = [(at, 2) for at in HALVES.get(kind.name, [0, 2])]
     # Fifth bits, and the upper bits of scales.
-    numbers += {"Q5_0": [(2, 4)], "Q5_1": [(4, 4)], "IQ4_XS": [(2, 2)]}.get(kind.name, [])
+    numbers += {
+        **{"Q5_0": [(2, 4)], "Q5_1": [(4, 4)], "IQ4_XS": [(2, 2)]},
+        "IQ2_XXS": [(at, 4) for at in range(6, 66, 8)],
+        "IQ2_XS": [(at, 2) for at in range(2, 66, 2)],
+        "IQ3_XXS": [(at, 4) for at in range(66, 98, 4)],
+        "IQ1_S": [(at, 2) for at in range(34, 50, 2)],
+        "IQ1_M": [(at, 2) for at in range(48, 56, 2)],
+    }.get(kind.name, [])
     for at, size in numbers:
         swapped[..., at : at + size] = swapped[..., at : at + size].flip(-1)
     found = blocks.dequantize(kind, swapped.view(3, -1), order=">")
@@ -133,7 +149,7 @@ def test_a_row_that_is_no_multiple_of_a_k_block(kind: BlockType, seeded: torch.G
     assert_as_good_as_bf16(pack_blocks(kind, raw)(x), x, reference(kind, raw).double(), None)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS", *GRIDS])
 def test_scales_are_narrowed_only_where_that_is_exact_enough(name: str) -> None:
     [kind] = [kind for kind in QUANTIZED if kind.name == name]
     usual = blocks.unpack(kind, random_blocks(kind, 16, 512)).narrowed()
@@ -144,7 +160,7 @@ def test_scales_are_narrowed_only_where_that_is_exact_enough(name: str) -> None:
         2**-11 * torch.linalg.vector_norm(wide.scales)
     )
     # Beyond what fp16 holds.
-    large = random_blocks(kind, 16, 512, scale=2e4)
+    large = random_blocks(kind, 32, 512, scale=2e4)
     assert blocks.unpack(kind, large).narrowed().scales.dtype == torch.float
 
 

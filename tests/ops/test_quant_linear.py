@@ -192,7 +192,7 @@ def test_fp8_is_as_accurate_as_bf16(
 @pytest.mark.parametrize("kind", ["int16", "int8"])
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("group", [16, 32])
-def test_e2m1_in_pairs_is_the_same_weight_in_8_bits(
+def test_codes_of_a_table_are_the_same_weight_in_8_bits(
     n: int,
     k: int,
     kind: str,
@@ -203,21 +203,20 @@ def test_e2m1_in_pairs_is_the_same_weight_in_8_bits(
 ) -> None:
     codes = torch.randint(0, 16, (n, k + k % 2), generator=seeded).to(torch.uint8)
     pairs = codes[:, ::2] | codes[:, 1::2] << 4
-    twice = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).to(torch.int8)
+    table = torch.randint(0, 256, (16,), generator=seeded).to(torch.uint8)
     groups = GroupScales(random(seeded, -(-k // group), n).abs(), min(group, k))
     if strided:
         pairs = pairs.repeat(1, 2)[:, : pairs.shape[1]]
-    packed = QuantizedLinear(
-        Codes(pairs.view(torch.float4_e2m1fn_x2), "pairs_of_k", 4), groups, k, Activations(kind)
-    )
-    plain = QuantizedLinear(
-        Codes(twice[codes[:, :k].int()], "bytes", 8, add=128), groups, k, Activations(kind)
-    )
+    activations = Activations(kind)
+    packed = QuantizedLinear(Codes(pairs, "pairs_of_k", 4, table=table), groups, k, activations)
+    bytewise = Codes(codes[:, :k], "bytes", 4, table=table)
+    plain = QuantizedLinear(Codes(table[codes[:, :k].int()], "bytes", 8), groups, k, activations)
     if k > 100:
         assert packed.nbytes < 0.7 * plain.nbytes
     for tokens in (1, 3, 40):
         x = random(seeded, tokens, k).to(dtype)
         assert torch.equal(packed(x), plain(x))
+        assert torch.equal(QuantizedLinear(bytewise, groups, k, activations)(x), plain(x))
 
 
 def packed_stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -364,13 +363,21 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
         QuantizedLinear(good, groups, 64, Activations("float"))
     with pytest.raises(TypeError, match="codes in pairs have dtype Char"):
         QuantizedLinear(Codes(codes, "pairs_of_k", 4), groups, 64)
-    pairs = codes[:, :32].contiguous().view(torch.float4_e2m1fn_x2)
+    pairs = codes[:, :32].contiguous().view(torch.uint8)
     with pytest.raises(ValueError, match=r"codes has shape \[16, 32\], expected \[16, 33\]"):
         QuantizedLinear(Codes(pairs, "pairs_of_k", 4), GroupScales(scales, 33), 65)
+    with pytest.raises(ValueError, match="two codes in a byte have 4 bits each, not 8"):
+        QuantizedLinear(Codes(pairs, "pairs_of_k", 8), groups, 64)
+    table = torch.zeros(16, dtype=torch.uint8)
+    zeros = GroupScales(scales, 32, torch.ones_like(scales))
     with pytest.raises(ValueError, match="have 4 bits and no zeros, and meet integers"):
-        QuantizedLinear(
-            Codes(pairs, "pairs_of_k", 4), GroupScales(scales, 32, torch.ones_like(scales)), 64
-        )
+        QuantizedLinear(Codes(pairs, "pairs_of_k", 4, table=table), zeros, 64)
+    with pytest.raises(ValueError, match="have 4 bits and no zeros, and meet integers"):
+        QuantizedLinear(Codes(codes, "bytes", 8, table=table), groups, 64)
+    with pytest.raises(ValueError, match=r"table has shape \[15\], expected \[16\]"):
+        QuantizedLinear(Codes(pairs, "pairs_of_k", 4, table=table[1:]), groups, 64)
+    with pytest.raises(TypeError, match="table has dtype Int"):
+        QuantizedLinear(Codes(pairs, "pairs_of_k", 4, table=table.int()), groups, 64)
     fp8[3, 5] = float("nan")
     with pytest.raises(ValueError, match="the weight has NaN in it"):
         QuantizedLinear(Codes(fp8, "bytes", 8), groups, 64, Activations("float"))

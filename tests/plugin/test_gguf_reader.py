@@ -14,6 +14,7 @@ import pytest
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import reader
 from cpu_backend.gguf.checkpoint import Checkpoint
+from cpu_backend.gguf.grids import GRIDS
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
 from tests.plugin.gguf_samples import write_gguf
@@ -96,12 +97,24 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
         ([tensor("bad", (1,) * 5)], "5 dimensions in the tensor 'bad'"),
         ([tensor("bad", (33,), 2)], "tensor 'bad' with rows of 33 values"),
         ([tensor("bad", (32,), 99)], "tensor 'bad' in the unknown type 99"),
-        ([tensor("bad", (256,), 21)], "tensor 'bad' in IQ3_S, which is not supported: .*Q4_K"),
+        ([tensor("bad", (256,), 15)], "tensor 'bad' in Q8_K, which is not supported: .*Q4_K"),
         ([tensor("bad"), tensor("bad")], "tensor 'bad' twice"),
     ],
 )
 def test_bad_tensors_are_named(tmp_path: Path, tensors: list[bytes], sentence: str) -> None:
     refused(made(tmp_path, *tensors), sentence)
+
+
+def test_types_whose_tables_are_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of those, and no other."""
+    assert {kind.name for kind in reader.BLOCK_TYPES.values() if kind.needs_grid} == set(GRIDS)
+    path = made(tmp_path, tensor("a", (256,), 21))
+    assert GgufFile(path).tensors["a"].kind.name == "IQ3_S"
+    monkeypatch.setattr(reader.importlib.util, "find_spec", lambda name: None)
+    refused(path, "tensor 'a' in IQ3_S, .* package gguf: pip install gguf")
+    assert GgufFile(made(tmp_path, tensor("a", (256,), 23), data=256)).tensors
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import struct
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class BlockType:
     def quantized(self) -> bool:
         return self.elements > 1
 
+    @property
+    def needs_grid(self) -> bool:
+        """Whether its values are in tables that the package ``gguf`` has (grids.py)."""
+        return self.name.startswith(("IQ1", "IQ2", "IQ3"))
+
 
 BLOCK_TYPES = {
     0: BlockType("F32", 1, 4),
@@ -58,8 +64,15 @@ BLOCK_TYPES = {
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    16: BlockType("IQ2_XXS", 256, 66),
+    17: BlockType("IQ2_XS", 256, 74),
+    18: BlockType("IQ3_XXS", 256, 98),
+    19: BlockType("IQ1_S", 256, 50),
     20: BlockType("IQ4_NL", 32, 18),
+    21: BlockType("IQ3_S", 256, 110),
+    22: BlockType("IQ2_S", 256, 82),
     23: BlockType("IQ4_XS", 256, 136),
+    29: BlockType("IQ1_M", 256, 56),
     30: BlockType("BF16", 1, 2),
     34: BlockType("TQ1_0", 256, 54),
     35: BlockType("TQ2_0", 256, 66),
@@ -68,9 +81,7 @@ BLOCK_TYPES = {
 }
 # Types that exist and are not computed here, for a better sentence.
 OTHER_TYPES = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
-    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
-    **{29: "IQ1_M"},
+    **{9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
 }
 
 
@@ -296,7 +307,13 @@ class GgufFile:
                 + (", which is not supported" if known else ""),
                 "choose one in " + ", ".join(kind.name for kind in BLOCK_TYPES.values()),
             )
-        return name, BLOCK_TYPES[number], shape, offset
+        kind = BLOCK_TYPES[number]
+        if kind.needs_grid and importlib.util.find_spec("gguf") is None:
+            raise self.error(
+                f"has the tensor '{name}' in {kind.name}, whose tables are in the package gguf",
+                "pip install gguf",
+            )
+        return name, kind, shape, offset
 
     def _place(self, tensor: TensorInfo, misplaced: int) -> None:
         """Add a tensor whose bytes lie inside the file."""

@@ -47,6 +47,8 @@ def plain(matrix: Matrix) -> PlainCodes:
     bits = 4 if codes.bits <= 4 else 8
     if groups.channels is not None:
         raise Unsupported("does not have groups in the order of activations (desc_act)")
+    if codes.table is not None:
+        raise Unsupported("does not multiply codes of a table (MXFP4, NVFP4, IQ types of GGUF)")
     if codes.tensor.dtype == torch.int8 and codes.order == "bytes":
         numbers = codes.tensor.int()
     elif codes.tensor.dtype in (torch.uint8, torch.int32):

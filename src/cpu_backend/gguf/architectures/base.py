@@ -137,8 +137,8 @@ class Architecture:
         layers = self.size("block_count")
         if layers > len(self.file.tensors):  # before there is a list of that length
             raise self.file.error(
-                f"has {layers} in the field '{self.name}.block_count', and {len(self.file.tensors)} "
-                "tensors are too few for so many layers"
+                f"has {layers} in the field '{self.name}.block_count', and "
+                f"{len(self.file.tensors)} tensors are too few for so many layers"
             )
         return layers - self.size("nextn_predict_layers", 0, least=0)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cpu_backend.gguf.layouts import TWICE_E2M1
 from cpu_backend.host.bases import RoutedExperts
 from cpu_backend.host.quantized_bases import (
     FP8ScaledMMLinearKernel,
@@ -46,7 +47,7 @@ class CpuFp8Linear(PackedKernel, FP8ScaledMMLinearKernel):
         # Not the parent's, which prepares to quantize activations.
         del layer_param_names
         self.config = c
-        _rehearse(torch.float8_e4m3fn)
+        _rehearse_e4m3()
 
     @classmethod
     def can_implement(cls, c: FP8ScaledMMLinearLayerConfig) -> tuple[bool, str | None]:
@@ -138,7 +139,7 @@ class CpuMxfp8Linear(PackedKernel, Mxfp8LinearKernel):
 
     def __init__(self, c: Mxfp8LinearLayerConfig) -> None:
         super().__init__(c)
-        _rehearse(torch.float8_e4m3fn)
+        _rehearse_e4m3()
 
     @classmethod
     def can_implement(cls, c: Mxfp8LinearLayerConfig) -> tuple[bool, str | None]:
@@ -177,7 +178,7 @@ class CpuMxfp4Linear(PackedKernel, MxFp4LinearKernel):
 
     def __init__(self, config: MxFp4LinearLayerConfig) -> None:
         super().__init__(config)
-        _rehearse(torch.float4_e2m1fn_x2)
+        _rehearse_e2m1()
 
     @classmethod
     def can_implement(cls, config: MxFp4LinearLayerConfig) -> tuple[bool, str | None]:
@@ -206,7 +207,7 @@ class CpuNvFp4Linear(PackedKernel, NvFp4LinearKernel):
 
     def __init__(self, config: NvFp4LinearLayerConfig) -> None:
         super().__init__(config)
-        _rehearse(torch.float4_e2m1fn_x2)
+        _rehearse_e2m1()
 
     @classmethod
     def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
@@ -272,16 +273,21 @@ def matrix_of_e2m1(pairs: torch.Tensor, scales: torch.Tensor, group: int) -> Mat
     """pairs uint8 [out, in / 2], the first of two codes low; scales [out, in / group]."""
     in_features = 2 * pairs.shape[1]
     return Matrix(
-        Codes(pairs.view(torch.float4_e2m1fn_x2), "pairs_of_k", 4),
+        Codes(pairs, "pairs_of_k", 4, table=TWICE_E2M1),
         GroupScales((scales / 2).t(), min(group, in_features)),  # of codes that are twice a number
         in_features,
         weight_only_activations(),
     )
 
 
-def _rehearse(stored: torch.dtype) -> None:
+def _rehearse_e4m3() -> None:
     """The host does not always say a layer's shape, and no provider asks for it."""
-    rehearse((64, 64), 8, 32, FLOAT.kind, torch.bfloat16, stored=stored)
+    rehearse((64, 64), 8, 32, FLOAT.kind, torch.bfloat16, stored=torch.float8_e4m3fn)
+
+
+def _rehearse_e2m1() -> None:
+    activations = weight_only_activations().kind
+    rehearse((64, 64), 4, 32, activations, torch.bfloat16, table=TWICE_E2M1)
 
 
 def power_of_two(exponents: torch.Tensor) -> torch.Tensor:

@@ -48,10 +48,7 @@ from cpu_backend.layers.quantization.gguf_blocks import (
     pack_blocks,
 )
 from cpu_backend.layers.quantization.gguf_experts import CpuGgufExpertsMethod, experts_of
-from cpu_backend.layers.quantization.packing import OwnConfig, naming, run
-
-# Of the host's classes that do not say what they merge.
-MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+from cpu_backend.layers.quantization.packing import MERGED, OwnConfig, naming, run
 
 
 @functools.lru_cache(maxsize=1)

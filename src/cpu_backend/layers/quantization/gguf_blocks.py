@@ -149,11 +149,9 @@ def pack_blocks(
         if table is not None and not table.isfinite().all():
             raise ValueError("the file has scales of blocks that are not finite: fetch it again")
     offsets = None if unpacked.offsets is None else unpacked.offsets.t()
-    if unpacked.e2m1:
-        codes = Codes(unpacked.pairs().view(torch.float4_e2m1fn_x2), "pairs_of_k", 4)
-    else:
-        middle = 2 ** (unpacked.bits - 1) - unpacked.middle if offsets is None else 0
-        codes = Codes(unpacked.codes, "bytes", unpacked.bits, middle)
+    plain = offsets is None and unpacked.table is None
+    add = 2 ** (unpacked.bits - 1) - unpacked.middle if plain else 0
+    codes = Codes(unpacked.codes, "bytes", unpacked.bits, add, unpacked.table)
     return QuantizedLinear(
         codes,
         GroupScales(unpacked.scales.t(), unpacked.group, offsets, "offset"),

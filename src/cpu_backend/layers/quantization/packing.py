@@ -15,6 +15,9 @@ from cpu_backend.layers.linear import parts_of
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 from cpu_backend.providers import Matrix, Provider
 
+# Of the host's classes that do not say what they merge.
+MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
 
 class OwnConfig(QuantizationConfig):
     """A method of this backend's own: no file of settings, no GPU, every activation dtype."""
@@ -106,12 +109,14 @@ def rehearse(
     *,
     zeros: bool = False,
     stored: torch.dtype = torch.uint8,
+    table: torch.Tensor | None = None,
 ) -> None:
     """Have the provider that was named pack such a layer before its weights are read, so that what
     it lacks is told at once.
 
     shape: [out, in]; group: channels that share a scale, -1 for all; activations: as in
-    Activations; dtype: theirs; zeros: whether groups have zero points; stored: of the codes.
+    Activations; dtype: theirs; zeros: whether groups have zero points; stored: of the codes;
+    table: as in Codes.
     Raises ConfigError.
     """
     out_features, in_features = shape
@@ -119,14 +124,14 @@ def rehearse(
 
     def trial(provider: Provider) -> object:
         numbers = torch.zeros(shape, dtype=torch.uint8).view(stored)
-        codes = Codes(numbers, "bytes", bits, add=128 if stored == torch.int8 else 0)
+        codes = Codes(numbers, "bytes", bits, 128 if stored == torch.int8 else 0, table)
         scales = torch.ones(-(-in_features // size), out_features)
         groups = GroupScales(scales, size, scales if zeros else None)
         return provider.quantized(
             Matrix(codes, groups, in_features, Activations(activations)), dtype
         )
 
-    what = (shape, bits, size, activations, dtype, zeros, stored)
+    what = (shape, bits, size, activations, dtype, zeros, stored, table)
     providers.linear.rehearse(what, trial)
 
 
