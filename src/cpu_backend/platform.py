@@ -111,10 +111,9 @@ class CpuBackendPlatform(CpuPlatform):
         if parser is not None:
             engine_arguments.add_device(parser)
         else:
-            from cpu_backend.layers.quantization import at_load, gguf
+            from cpu_backend.layers import quantization
 
-            at_load.register()
-            gguf.register()
+            quantization.register_own()
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:

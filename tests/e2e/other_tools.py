@@ -1,4 +1,5 @@
-"""The numbers that examples/quantize_model.py writes, as other tools name and describe them.
+"""The numbers that examples/quantize_model.py writes, as other tools name and describe them, and
+those that bitsandbytes makes.
 
 A scheme is that script's: ``write`` makes a layer's tensors, ``config`` goes to config.json.
 """
@@ -82,6 +83,26 @@ def auto_round(scheme: Any, layout: str, sym: bool) -> Any:
     return replace(scheme, config=config | {"sym": sym, "data_type": "int"})
 
 
+def bits_and_bytes(kind: str, double: bool = False) -> Any:
+    """Written by that package as ``transformers`` has it; kind: nf4, fp4 or int8."""
+
+    def write(layer: Any) -> dict[str, torch.Tensor]:
+        from bitsandbytes import functional
+
+        if kind == "int8":
+            codes, scb, _ = functional.int8_vectorwise_quant(layer.weight.half())
+            return {"weight": codes, "SCB": scb, "weight_format": torch.tensor(0).byte()}
+        codes, state = functional.quantize_4bit(
+            layer.weight, quant_type=kind, compress_statistics=double
+        )
+        parts = state.as_dict(packed=True).items()
+        return {"weight": codes} | {f"weight.{name}": part for name, part in parts}
+
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": kind == "int8"}
+    config |= {"load_in_4bit": kind != "int8", "bnb_4bit_quant_type": kind}
+    return quantize_model.Scheme(write, config)
+
+
 def schemes(known: dict[str, Any]) -> dict[str, Any]:
     """By name, made of the script's."""
     of_each = {f"{name}-of-each": nvfp4_of_each(known[name]) for name in ("nvfp4", "nvfp4a16")}
@@ -93,4 +114,7 @@ def schemes(known: dict[str, Any]) -> dict[str, Any]:
         "quark-int8": quark(known["w8a8"], "int8", "per_channel", "per_channel", True),
         "autoround-gptq": auto_round(known["gptq"], "auto_gptq", sym=True),
         "autoround-awq": auto_round(known["awq"], "auto_awq", sym=False),
+        "bnb-nf4": bits_and_bytes("nf4", double=True),
+        "bnb-fp4": bits_and_bytes("fp4"),
+        "bnb-int8": bits_and_bytes("int8"),
     }

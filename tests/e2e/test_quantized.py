@@ -57,9 +57,21 @@ SCHEMES = {
     "quark-int8": 1.1,
     "autoround-gptq": 1.4,
     "autoround-awq": 1.35,
+    "bnb-nf4": 1.35,
+    "bnb-fp4": 1.6,
+    "bnb-int8": 1.05,
 }
 # One of each way of storing: these are in every run.
-QUICK = ("w8a8", "w4a16", "gptq-act-order", "awq", "fp8-deepseek", "mxfp8", "modelopt-nvfp4")
+QUICK = (
+    "w8a8",
+    "w4a16",
+    "gptq-act-order",
+    "awq",
+    "fp8-deepseek",
+    "mxfp8",
+    "modelopt-nvfp4",
+    "bnb-nf4",
+)
 
 
 @pytest.fixture(scope="session")

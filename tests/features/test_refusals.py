@@ -123,7 +123,9 @@ def test_offloading(model_path: str, kept: str, option: dict[str, Any]) -> None:
         _configure(model_path, **option)
 
 
-@pytest.mark.parametrize("scheme", ["torchao", "quark", "online", "mxfp4", "deepseek_v4_fp8"])
+@pytest.mark.parametrize(
+    "scheme", ["torchao", "quark", "online", "mxfp4", "deepseek_v4_fp8", "bitsandbytes"]
+)
 def test_schemes_of_checkpoints_for_one_that_has_none(model_path: str, scheme: str) -> None:
     with pytest.raises(ConfigError, match=rf"{scheme} is for checkpoints .* cpu_int8 or cpu_int4"):
         _configure(model_path, quantization=scheme)

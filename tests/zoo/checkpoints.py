@@ -36,6 +36,8 @@ OF_TEXT = {
     "gptq": (quantize_model.gptq(4, 32), 0.09),
     "modelopt-fp8": (other_tools.modelopt(quantize_model.fp8(0, 0), "FP8"), 0.037),
     "modelopt-mxfp8": (other_tools.modelopt(quantize_model.SCHEMES["mxfp8"], "MXFP8"), 0.037),
+    "bnb-nf4": (other_tools.bits_and_bytes("nf4", double=True), 0.095),
+    "bnb-int8": (other_tools.bits_and_bytes("int8"), 0.012),
     "modelopt-nvfp4": (other_tools.modelopt(quantize_model.SCHEMES["nvfp4"], "NVFP4"), 0.1),
 }
 

@@ -50,11 +50,10 @@ def prepare_process() -> None:
 @functools.cache
 def prepare_model() -> None:
     """Change the host where a model is about to be made."""
-    from cpu_backend.layers.quantization import at_load, gguf
+    from cpu_backend.layers import quantization
 
     declare()
-    at_load.register()
-    gguf.register()
+    quantization.register_own()
     apply(When.COMPUTING)
 
 

@@ -1,12 +1,13 @@
 """The start-up log says nothing of a compiler that this backend does not use, nor of each weight.
 
 What: three lines of ``vllm.config.vllm``'s are not written, nor those of
-    ``vllm.model_executor.models.utils`` of weights that are rounded to the server's dtype.
+    ``vllm.model_executor.models.utils`` of weights that are rounded to the server's dtype, nor that
+    this backend's own loaders are registered.
 Why: the three warn that *the user* has switched torch.compile off and loses by it, and name an
     environment variable that nobody set: it is this backend that does (see platform.py), and
     says once, with the threads, that there is no compiler at run time.  The others are a warning
     for every weight of a checkpoint in another dtype, of which the host has said already that it
-    casts it.
+    casts it.  That there is a loader says nothing of the one that is used.
 Since: 0.32
 Until: the host does not warn where the platform, or the user, has chosen.
 """
@@ -35,6 +36,19 @@ def leave_out(module: Any) -> None:
 
 def _is_of_use(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(ABOUT_COMPILING)
+
+
+@change("vllm.model_executor.model_loader", "logger")
+def leave_loaders_out(module: Any) -> None:
+    """By their class, the first of the record's arguments."""
+    module.logger.addFilter(_is_no_loader_of_ours)
+
+
+def _is_no_loader_of_ours(record: logging.LogRecord) -> bool:
+    if not str(record.msg).startswith("Registered model loader"):
+        return True
+    assert isinstance(record.args, tuple)
+    return not getattr(record.args[0], "__module__", "").startswith("cpu_backend.")
 
 
 @change("vllm.model_executor.models.utils", "logger")

@@ -24,6 +24,15 @@ AT_LOAD = (
 )
 
 
+def register_own() -> None:
+    """This backend's own schemes, and what the host has dropped."""
+    from cpu_backend.layers.quantization import at_load, bitsandbytes, gguf
+
+    at_load.register()
+    gguf.register()
+    bitsandbytes.register()
+
+
 @functools.cache
 def register_configs() -> None:
     """The host's readers of checkpoint configurations that refuse what works here.
@@ -54,7 +63,8 @@ def check(model: Any) -> None:
         if any(getattr(config, name, None) for name in told):
             return
     scheme = get_quantization_config(model.quantization)
-    if issubclass(scheme, OwnConfig) or scheme.get_config_filenames():
+    own = issubclass(scheme, OwnConfig)
+    if (own and not scheme.of_checkpoints) or scheme.get_config_filenames():
         return  # of which the host says what it looked for
     raise ConfigError(
         f"--quantization {model.quantization} is for checkpoints that were quantized so, which "

@@ -14,18 +14,18 @@ import torch
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
+    ChannelQuantScaleParameter,
+    GroupQuantScaleParameter,
     LinearMethodBase,
+    PackedColumnParameter,
+    PackedvLLMParameter,
     RoutedExperts,
+    RowvLLMParameter,
     register_weight_loader_v2_supported_method,
 )
 from cpu_backend.host.quantized_bases import (
     AutoGPTQConfig,
     AutoGPTQMoEMethod,
-    ChannelQuantScaleParameter,
-    GroupQuantScaleParameter,
-    PackedColumnParameter,
-    PackedvLLMParameter,
-    RowvLLMParameter,
     ScalarType,
     get_linear_quant_method,
     get_moe_quant_method,

@@ -20,9 +20,13 @@ MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_pro
 
 
 class OwnConfig(QuantizationConfig):
-    """A method of this backend's own: no file of settings, no GPU, every activation dtype."""
+    """A method of this backend's own: no file of settings, no GPU, every activation dtype.
+
+    of_checkpoints: whether it reads what a tool has quantized.
+    """
 
     name: str
+    of_checkpoints = False
 
     @classmethod
     def get_name(cls) -> Any:
@@ -83,7 +87,8 @@ def run(layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = Non
 
 def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> None:
     """Give ``layer`` a packed weight, ``cpu_linear`` as pack_unquantized() does; its parameters
-    named ``freed`` are dropped.
+    named ``freed`` are dropped.  Of ``weight`` the dtype of the activations stays, for which some
+    models ask.
 
     Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
     """
@@ -98,6 +103,9 @@ def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> None:
             )
     for name in freed:
         setattr(layer, name, None)
+    if "weight" in freed:
+        empty = torch.empty(0, dtype=getattr(layer, "params_dtype", None))
+        layer.weight = torch.nn.Parameter(empty, requires_grad=False)
 
 
 def rehearse(
