@@ -32,6 +32,9 @@ class Scheme:
     group: int  # 0: all of in_features
     activations: str
     levels: bool = False  # two levels of scales, as cpu_int4 has them
+    table: bool = (
+        False  # 4-bit codes stand for 8-bit ones: MXFP4, NVFP4, NF4, GGUF's IQ types
+    )
 
 
 SCHEMES = {
@@ -41,6 +44,8 @@ SCHEMES = {
     "W4A16 group 128": Scheme(4, 128, "int16"),
     "W4A16 group 32": Scheme(4, 32, "int16"),
     "W4A16 levels": Scheme(4, 128, "int16", levels=True),
+    "W4A16 table 16": Scheme(4, 16, "int16", table=True),
+    "W4A16 table 32": Scheme(4, 32, "int16", table=True),
     "W4A8 group 128": Scheme(4, 128, "int8"),
     "W4A8 group 32": Scheme(4, 32, "int8"),
     "W4A8 levels": Scheme(4, 128, "int8", levels=True),
@@ -64,8 +69,11 @@ def make(
         levels = torch.full((in_features // 32, out_features), step + 256 * base).to(torch.uint16)
         values = codes.float() * step + base - 128
         groups = ops.GroupScales(scales, group, levels, "levels")
+    table = torch.arange(16).pow(2).to(torch.uint8) if scheme.table else None
+    if table is not None:
+        values = table[codes.int()].float() - 128
     layer = ops.QuantizedLinear(
-        ops.Codes(codes, "bytes", scheme.bits),
+        ops.Codes(codes, "bytes", scheme.bits, table=table),
         groups,
         in_features,
         ops.Activations(scheme.activations),

@@ -47,8 +47,8 @@ struct QuantLayout {
   // At most so many steps of 16-bit activations and 8-bit codes sum to less than 2^31.
   static constexpr int64_t kSegmentSteps = 16;
   static constexpr int64_t kLevelChannels = 32;
-  // At most so many rows meet codes with levels as they are.
-  static constexpr int64_t kLevelRows = 4;
+  // At most so many rows meet codes that stand for others as they are.
+  static constexpr int64_t kFewRows = 4;
 
   int bits;  // 4 or 8
   ZeroKind zero;
@@ -90,6 +90,11 @@ struct QuantLayout {
     return zero == ZeroKind::kLevels ? ceil_div(k, kLevelChannels) : 0;
   }
 
+  // The code that stands for zero where no zero is stored.
+  CPU_BACKEND_MEMBER int middle() const {
+    return kind == CodeKind::kTable || zero == ZeroKind::kLevels ? 128 : 1 << (bits - 1);
+  }
+
   // Whether 4-bit codes stand for 8-bit ones, and those.
   CPU_BACKEND_MEMBER bool expands() const {
     return zero == ZeroKind::kLevels || kind == CodeKind::kTable;
@@ -105,7 +110,7 @@ struct QuantLayout {
   }
   // What meets `m` rows of activations.
   CPU_BACKEND_MEMBER QuantLayout multiplied(int64_t m) const {
-    return zero == ZeroKind::kLevels && m <= kLevelRows ? *this : expanded();
+    return m <= kFewRows ? *this : expanded();
   }
 };
 

@@ -110,6 +110,7 @@ CPU_BACKEND_INLINE VecI add_quad_sum(VecI sum, QuadSum quads) {
 // Sixteen bytes in a register, to choose from.
 class ByteTable {
  public:
+  CPU_BACKEND_INLINE ByteTable() {}
   CPU_BACKEND_INLINE explicit ByteTable(const uint8_t (&bytes)[16]) {
 #if defined(__AVX512BW__)
     table_ = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));

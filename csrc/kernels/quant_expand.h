@@ -10,8 +10,9 @@
 //                     Formats 1.0; twice the numbers are whole), the IQ types of GGUF.
 //
 // A product of one tile of rows expands a group at a time, which stays in L1, one of several tiles
-// a panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Levels
-// are not expanded for up to QuantLayout::kLevelRows rows (kernels/quant_tile.h).
+// a panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Up to
+// QuantLayout::kFewRows rows meet codes that are not expanded, but read so in registers
+// (kernels/quant_tile.h).
 #pragma once
 
 #include "core/quant.h"

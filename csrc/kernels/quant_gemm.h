@@ -9,7 +9,7 @@
 //           in fp32 in the order of k; bias is added in fp32; one rounding, on store.  kOffset:
 //           a_scale * scale * dot + a_scale * sum * zero, the last product in fp32.
 //           kLevels, kTable: the product of the 8-bit codes that kernels/quant_expand.h makes; few
-//           rows get the same whole numbers of levels in another order (dot_levels()).
+//           rows get the same whole numbers in another order (kernels/quant_tile.h).
 // Tiles     kernels/quant_tile.h in registers; where the target has matrix tiles, many rows take
 //           kernels/quant_matrix.h, with the same results.
 // Threads   none: rows x panels given by the caller; scratch of quant_scratch_floats() per thread.
@@ -162,6 +162,7 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
   codes.alone = tiles == 1;
   codes.packed = &args.layout;
   codes.expanded = expands && codes.alone ? expanded : nullptr;
+  codes.table = ByteTable(args.layout.table);
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
   // of them fetch a part of the next one, which costs a single tile a tenth of its speed.  A matrix
   // tile computes for long enough.

@@ -43,7 +43,7 @@ static inline bool uses_quads(const QuantLayout& layout) {
     case Activations::kInt8:
     case Activations::kInt8Token:
     case Activations::kInt8Static:
-      return layout.bits == 4 || kQuads8;
+      return (layout.bits == 4 && layout.kind != CodeKind::kTable) || kQuads8;
     default:
       return false;
   }
@@ -149,16 +149,14 @@ struct QuantRow {
     *scales = scale;
     switch (layout.zero) {
       case ZeroKind::kMiddle:
-        *starts = -sum * (1 << (layout.bits - 1));
+      case ZeroKind::kLevels:
+        *starts = -sum * layout.middle();
         break;
       case ZeroKind::kPoint:
         *starts = -sum;
         break;
       case ZeroKind::kOffset:
         store_raw(starts, static_cast<float>(sum) * scale);
-        break;
-      case ZeroKind::kLevels:
-        *starts = -sum * 128;
         break;
     }
     scales += together;

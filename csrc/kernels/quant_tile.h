@@ -1,7 +1,7 @@
 // The register tile of quantized products: some rows by some panels, one segment at a time
 // (kernels/quant_gemm.h).  Codes are unpacked by mask and shift where they are used: 2 instructions
-// for the 32 products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, shared by all
-// rows of the tile.
+// for the 32 products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, 11 for those
+// of a table, shared by all rows of the tile.
 #pragma once
 
 #include "core/quant.h"
@@ -28,7 +28,8 @@ struct TileCodes {
   bool alone;             // the only tile of these codes, which it must wait for
   const int32_t* pieces;  // ZeroKind::kLevels: sums of the rows' activations
   const QuantLayout* packed;
-  char* expanded;  // where a group becomes codes of 8 bits; null: it need not
+  char* expanded;   // where a group becomes codes of 8 bits; null: it need not
+  ByteTable table;  // CodeKind::kTable
 
   CPU_BACKEND_INLINE const uint32_t* words(int panel) const {
     return reinterpret_cast<const uint32_t*>(at + panel * stride);
@@ -48,26 +49,43 @@ struct TileCodes {
 constexpr int64_t kPairsStep = 2 * QuantLayout::kStep;
 constexpr int64_t kQuadsStep = QuantLayout::kStep;
 
-// One word per column of codes as pairs: word i of `a` of each row meets the codes at 4 * place.
-template <int kBits, int kPart>
-CPU_BACKEND_INLINE VecU code_pairs(VecU word) {
-  if constexpr (kBits == 8) return kPart == 0 ? word & 0x00ff00ffu : shift_halves(word, 8);
+// What the words of a step hold: eight channels of a column, in one word or in two.
+enum class Form { kNibbles, kBytes, kTable };
+constexpr int stored_bits(Form form) { return form == Form::kBytes ? 8 : 4; }
+
+// The first or second four channels of a step, a byte each.
+template <Form kForm>
+CPU_BACKEND_INLINE VecU code_quads(const TileCodes& codes, const uint32_t* words, int half) {
+  if constexpr (kForm == Form::kBytes) return load_raw<VecU>(words + half * kPanelWidth);
+  const VecU word = load_raw<VecU>(words);
+  const VecU nibbles = (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
+  if constexpr (kForm == Form::kTable) return codes.table[nibbles];
+  return nibbles;
+}
+
+// Two channels of a step, those that meet word kPart of a row's activations.
+template <Form kForm, int kPart>
+CPU_BACKEND_INLINE VecU code_pairs(const TileCodes& codes, const uint32_t* words) {
+  if constexpr (kForm != Form::kNibbles) {
+    const VecU quads = code_quads<kForm>(codes, words, kPart / 2);
+    return kPart % 2 ? shift_halves(quads, 8) : quads & 0x00ff00ffu;
+  }
   // Channels (0, 1), (2, 3), (4, 5), (6, 7) begin at bits 0, 8, 4 and 12.
   constexpr int kBegin = kPart == 0 ? 0 : kPart == 1 ? 8 : kPart == 2 ? 4 : 12;
+  const VecU word = load_raw<VecU>(words);
   if constexpr (kBegin == 12) return shift_halves(word, 12);
   return (kBegin ? shift_halves(word, kBegin) : word) & 0x000f000fu;
 }
 
-template <int kBits, int kPart, int kRows, int kPanels>
+template <Form kForm, int kPart, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a,
-                                 const TileCodes& codes, int word) {
+                                 const TileCodes& codes) {
   for (int p = 0; p < kPanels; ++p) {
-    const uint32_t* words = codes.words(p) + word * kPanelWidth;
     VecU pairs[kPanelVecs];
     for (int v = 0; v < kPanelVecs; ++v)
-      pairs[v] = code_pairs<kBits, kPart>(load_raw<VecU>(words + v * kLanes));
+      pairs[v] = code_pairs<kForm, kPart>(codes, codes.words(p) + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
-      const VecI both = broadcast(load_raw<int32_t>(a + r * kPairsStep));
+      const VecI both = broadcast(load_raw<int32_t>(a + r * kPairsStep + 4 * kPart));
       for (int v = 0; v < kPanelVecs; ++v)
         tile.sum[p][r][v] = dot_pairs(tile.sum[p][r][v], both, (VecI)pairs[v]);
     }
@@ -76,19 +94,19 @@ CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a,
 
 // A step of one row and 4-bit codes: each word is used up while it is in a register, so that the
 // sums of four panels stay in theirs.
-template <int kPanels>
+template <Form kForm, int kPanels>
 CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a,
                                         const TileCodes& codes) {
   VecI x[4];
   for (int i = 0; i < 4; ++i) x[i] = broadcast(load_raw<int32_t>(a + 4 * i));
   for (int p = 0; p < kPanels; ++p) {
     for (int v = 0; v < kPanelVecs; ++v) {
-      const VecU word = load_raw<VecU>(codes.words(p) + v * kLanes);
+      const uint32_t* words = codes.words(p) + v * kLanes;
       VecI& sum = tile.sum[p][0][v];
-      sum = dot_pairs(sum, x[0], (VecI)code_pairs<4, 0>(word));
-      sum = dot_pairs(sum, x[1], (VecI)code_pairs<4, 1>(word));
-      sum = dot_pairs(sum, x[2], (VecI)code_pairs<4, 2>(word));
-      sum = dot_pairs(sum, x[3], (VecI)code_pairs<4, 3>(word));
+      sum = dot_pairs(sum, x[0], (VecI)code_pairs<kForm, 0>(codes, words));
+      sum = dot_pairs(sum, x[1], (VecI)code_pairs<kForm, 1>(codes, words));
+      sum = dot_pairs(sum, x[2], (VecI)code_pairs<kForm, 2>(codes, words));
+      sum = dot_pairs(sum, x[3], (VecI)code_pairs<kForm, 3>(codes, words));
     }
   }
 }
@@ -96,34 +114,27 @@ CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a
 // kFetch: a tile that is alone asks for memory faster than the hardware's prefetching finds the
 // streams: on Zen 5 one row reads a matrix of 1 MB 10 to 15 % faster, 12 rows are 1.1 to 1.5 times
 // as fast.  A branch per step in place of the parameter costs the others 2 to 8 %.
-template <int kBits, bool kFetch, int kRows, int kPanels>
+template <Form kForm, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const char* a,
                                         TileCodes& codes, int64_t steps) {
+  constexpr int kBits = stored_bits(kForm);
   for (int64_t s = 0; s < steps; ++s, a += kRows * kPairsStep, codes.end_step(kBits)) {
     if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
-    if constexpr (kBits == 4 && kRows == 1) {
-      dot_step_of_row(tile, a, codes);
+    if constexpr (kForm != Form::kBytes && kRows == 1) {
+      dot_step_of_row<kForm>(tile, a, codes);
     } else {
-      dot_part<kBits, 0>(tile, a, codes, 0);
-      dot_part<kBits, 1>(tile, a + 4, codes, 0);
-      dot_part<kBits, kBits == 8 ? 0 : 2>(tile, a + 8, codes, kBits == 8);
-      dot_part<kBits, kBits == 8 ? 1 : 3>(tile, a + 12, codes, kBits == 8);
+      dot_part<kForm, 0>(tile, a, codes);
+      dot_part<kForm, 1>(tile, a, codes);
+      dot_part<kForm, 2>(tile, a, codes);
+      dot_part<kForm, 3>(tile, a, codes);
     }
   }
-}
-
-// The first or second four channels of a step.
-template <int kBits>
-CPU_BACKEND_INLINE VecU code_quads(const uint32_t* words, int half) {
-  if constexpr (kBits == 8) return load_raw<VecU>(words + half * kPanelWidth);
-  const VecU word = load_raw<VecU>(words);
-  return (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
 }
 
 #if defined(CPU_BACKEND_BLOCKS)
 // Two rows at a time meet blocks of two columns.  The sums of rows r and r + 1, for even r, are
 // meanwhile those of both rows with columns 0 and 1 and with columns 2 and 3 of each vector.
-template <int kBits, bool kFetch, int kRows, int kPanels>
+template <Form kForm, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs], const char* a,
                                          TileCodes& codes, int64_t steps) {
   static_assert(kQuadsStep == 8, "a step of a row is half of a block");
@@ -133,13 +144,13 @@ CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs
         for (int v = 0; v < kPanelVecs; ++v) f(sums[p][r][v], sums[p][r + 1][v]);
   };
   for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { rows_to_blocks(x, y); });
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(kBits)) {
-    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(stored_bits(kForm))) {
+    if constexpr (kFetch) codes.fetch_own(stored_bits(kForm), kPanels);
     for (int p = 0; p < kPanels; ++p) {
       VecU first[kPanelVecs], second[kPanelVecs];
       for (int v = 0; v < kPanelVecs; ++v) {
-        first[v] = code_quads<kBits>(codes.words(p) + v * kLanes, 0);
-        second[v] = code_quads<kBits>(codes.words(p) + v * kLanes, 1);
+        first[v] = code_quads<kForm>(codes, codes.words(p) + v * kLanes, 0);
+        second[v] = code_quads<kForm>(codes, codes.words(p) + v * kLanes, 1);
       }
       auto& sum = sums[p];
       int r = 0;
@@ -154,9 +165,10 @@ CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs
       for (; r < kRows; ++r) {
         const char* from = a + r * kQuadsStep;
         for (int v = 0; v < kPanelVecs; ++v) {
-          sum[r][v] = dot_quads<kBits>(sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
-          sum[r][v] =
-              dot_quads<kBits>(sum[r][v], broadcast(load_raw<int32_t>(from + 4)), second[v]);
+          sum[r][v] = dot_quads<kForm == Form::kNibbles ? 4 : 8>(
+              sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
+          sum[r][v] = dot_quads<kForm == Form::kNibbles ? 4 : 8>(
+              sum[r][v], broadcast(load_raw<int32_t>(from + 4)), second[v]);
         }
       }
     }
@@ -166,20 +178,21 @@ CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs
 #endif
 
 // Returns where the activations go on.
-template <int kBits, bool kFetch, int kRows, int kPanels>
+template <Form kForm, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][kPanelVecs],
                                                const char* a, TileCodes& codes, int64_t steps) {
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(kBits)) {
-    if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
+  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(stored_bits(kForm))) {
+    if constexpr (kFetch) codes.fetch_own(stored_bits(kForm), kPanels);
     for (int half = 0; half < 2; ++half) {
       for (int p = 0; p < kPanels; ++p) {
         VecU quads[kPanelVecs];
         for (int v = 0; v < kPanelVecs; ++v)
-          quads[v] = code_quads<kBits>(codes.words(p) + v * kLanes, half);
+          quads[v] = code_quads<kForm>(codes, codes.words(p) + v * kLanes, half);
         for (int r = 0; r < kRows; ++r) {
           const VecI four = broadcast(load_raw<int32_t>(a + r * kQuadsStep + 4 * half));
           for (int v = 0; v < kPanelVecs; ++v)
-            sums[p][r][v] = dot_quads<kBits>(sums[p][r][v], four, quads[v]);
+            sums[p][r][v] =
+                dot_quads<kForm == Form::kNibbles ? 4 : 8>(sums[p][r][v], four, quads[v]);
         }
       }
     }
@@ -187,20 +200,20 @@ CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][k
   return a;
 }
 
-template <int kBits, bool kFetch, int kRows, int kPanels>
+template <Form kForm, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
                                         TileCodes& codes, int64_t steps) {
   if constexpr (kSame<QuadSum, VecI>) {
 #if defined(CPU_BACKEND_BLOCKS)
-    dot_chain_blocks<kBits, kFetch>(tile.sum, a, codes, steps);
+    dot_chain_blocks<kForm, kFetch>(tile.sum, a, codes, steps);
 #else
-    dot_chain_quads<kBits, kFetch>(tile.sum, a, codes, steps);
+    dot_chain_quads<kForm, kFetch>(tile.sum, a, codes, steps);
 #endif
   } else {
     constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
     for (; steps > 0; steps -= kChain) {
       QuadSum sums[kPanels][kRows][kPanelVecs] = {};
-      a = dot_chain_quads<kBits, kFetch>(sums, a, codes, steps < kChain ? steps : kChain);
+      a = dot_chain_quads<kForm, kFetch>(sums, a, codes, steps < kChain ? steps : kChain);
       for (int p = 0; p < kPanels; ++p)
         for (int r = 0; r < kRows; ++r)
           for (int v = 0; v < kPanelVecs; ++v)
@@ -209,20 +222,20 @@ CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const cha
   }
 }
 
-template <int kBits, bool kQuads, bool kFetch, int kRows, int kPanels>
+template <Form kForm, bool kQuads, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
                                   int64_t steps) {
   if constexpr (kQuads) {
-    dot_steps_quads<kBits, kFetch>(tile, a, codes, steps);
+    dot_steps_quads<kForm, kFetch>(tile, a, codes, steps);
   } else {
-    dot_steps_pairs<kBits, kFetch>(tile, a, codes, steps);
+    dot_steps_pairs<kForm, kFetch>(tile, a, codes, steps);
   }
 }
 
 // Codes with levels that meet the activations as they are: every kLevelChannels channels add
 //   dot(a, step * code + base) = step * dot(a, code) + base * sum(a),
 // the same whole numbers that the expanded codes give.
-template <bool kQuads, bool kFetch, int kRows, int kPanels>
+template <bool kQuads, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_levels(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
                                    int64_t steps) {
   constexpr int64_t kSteps = QuantLayout::kLevelChannels / QuantLayout::kStep;
@@ -232,9 +245,9 @@ CPU_BACKEND_INLINE void dot_levels(IntTile<kRows, kPanels>& tile, const char* a,
     codes.at += kLevelsBytes;
     IntTile<kRows, kPanels> dots{};
     if (steps >= kSteps) {
-      dot_steps<4, kQuads, kFetch>(dots, a, codes, kSteps);
+      dot_steps<Form::kNibbles, kQuads, true>(dots, a, codes, kSteps);
     } else {
-      dot_steps<4, kQuads, kFetch>(dots, a, codes, steps);
+      dot_steps<Form::kNibbles, kQuads, true>(dots, a, codes, steps);
     }
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kPanelVecs; ++v) {
@@ -339,17 +352,7 @@ class RegisterTile {
     IntTile<kRows, kPanels> tile{};
 #pragma GCC unroll 4
     for (int p = 0; p < kPanels; ++p) start_panel(layout, group + p * codes.stride, a, tile.sum[p]);
-    if (kBits == 4 && kRows <= QuantLayout::kLevelRows && layout.zero == ZeroKind::kLevels) {
-      if (kRows == 1 || codes.alone) {
-        dot_levels<kQuads, true>(tile, a.codes, codes, steps);
-      } else {
-        dot_levels<kQuads, false>(tile, a.codes, codes, steps);
-      }
-    } else if (kRows == 1 || codes.alone) {
-      dot_steps<kBits, kQuads, true>(tile, a.codes, codes, steps);
-    } else {
-      dot_steps<kBits, kQuads, false>(tile, a.codes, codes, steps);
-    }
+    dot(layout, tile, a.codes, codes, steps);
 #pragma GCC unroll 4
     for (int p = 0; p < kPanels; ++p)
       add_panel(layout, group + p * codes.stride, a, tile.sum[p], total_[p]);
@@ -362,6 +365,25 @@ class RegisterTile {
   }
 
  private:
+  static constexpr bool kFew = kBits == 4 && kRows <= QuantLayout::kFewRows;  // which are one tile
+
+  CPU_BACKEND_INLINE static void dot(const QuantLayout& layout, IntTile<kRows, kPanels>& tile,
+                                     const char* a, TileCodes& codes, int64_t steps) {
+    constexpr Form kForm = kBits == 4 ? Form::kNibbles : Form::kBytes;
+    if constexpr (kFew) {
+      if (layout.zero == ZeroKind::kLevels) return dot_levels<kQuads>(tile, a, codes, steps);
+      if constexpr (kQuads8 || !kQuads) {
+        if (layout.kind == CodeKind::kTable)
+          return dot_steps<Form::kTable, kQuads, true>(tile, a, codes, steps);
+      }
+    }
+    if (kRows == 1 || codes.alone) {
+      dot_steps<kForm, kQuads, true>(tile, a, codes, steps);
+    } else {
+      dot_steps<kForm, kQuads, false>(tile, a, codes, steps);
+    }
+  }
+
   Vec total_[kPanels][kRows][kPanelVecs] = {};
 };
 
