@@ -171,7 +171,7 @@ python-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray $(STAMPS)/zentorch  #
 	@$(call python_tests,quick,not slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(USUAL_TARGET))
 
-slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray image-models-test  ## run the slow Python tests (ARGS= for pytest)
+slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray $(STAMPS)/torchao image-models-test  ## run the slow Python tests (ARGS= for pytest)
 	@$(call python_tests,slow,slow,$(SIDE_BY_SIDE))
 	@$(call op_tests,$(filter-out $(USUAL_TARGET),$(LOWER_TARGETS)))
 
@@ -183,6 +183,10 @@ $(STAMPS)/torchvision: $(STAMPS)/venv
 		$(TORCH_PIP_ARGS) torchvision==0.28.0)
 	@$(PIP) install -q --no-deps --target $(VENV)/torchvision timm num2words docopt
 	@$(BIN)/python -m tools.cuda_stubs $(VENV) --package $(VENV)/torchvision/torchvision > /dev/null
+	@touch $@
+
+$(STAMPS)/torchao: $(STAMPS)/venv
+	$(call step,fetching torchao,$(PIP) install -q --no-deps --upgrade --target $(VENV)/torchao torchao==0.18.0)
 	@touch $@
 
 image-models-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/torchvision  ## compare all models of images with transformers

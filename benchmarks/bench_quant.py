@@ -32,9 +32,7 @@ class Scheme:
     group: int  # 0: all of in_features
     activations: str
     levels: bool = False  # two levels of scales, as cpu_int4 has them
-    table: bool = (
-        False  # 4-bit codes stand for 8-bit ones: MXFP4, NVFP4, NF4, GGUF's IQ types
-    )
+    table: bool = False  # 4-bit codes stand for 8-bit ones: MXFP4, NVFP4, NF4, GGUF's IQ types
 
 
 SCHEMES = {

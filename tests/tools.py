@@ -12,12 +12,16 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from tools import cgroup
 
+# Beside the other packages the host would import it at every start.
+TORCHAO = Path(sys.prefix) / "torchao"
 NEED_ALL = "CPU_BACKEND_TEST_NEED_TOOLS"
 # System programs that a user's PATH often leaves out.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -95,6 +99,11 @@ TOOLS = {
         "make image-models-test",
         lambda: importlib.util.find_spec("torchvision") is not None,
         installable=False,  # that such models name it where it is missing is tested as well
+    ),
+    "torchao": Tool(
+        "checkpoints of torchao",
+        "make .venv/.stamps/torchao",
+        lambda: TORCHAO.is_dir(),
     ),
     "torchaudio": Tool(
         "Granite Speech",

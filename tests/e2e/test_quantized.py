@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from tests import tools
 from tests.conftest import mostly_slow
 from tests.e2e import engine
 from tests.e2e.conftest import Quantize
@@ -116,6 +120,25 @@ def perplexity(model_path: str, question: list[int], text: list[int]) -> Callabl
 def unquantized(model_path: str, perplexity: Callable[..., float]) -> float:
     """Perplexity of the model in bf16."""
     return perplexity(model_path)
+
+
+TORCHAO = {"int8": 1.05, "int4": 1.4, "fp8": 1.1}
+
+
+@pytest.mark.slow
+@pytest.mark.needs("torchao")
+@pytest.mark.parametrize("kind", TORCHAO)
+def test_torchao_keeps_its_perplexity(
+    kind: str,
+    model_path: str,
+    perplexity: Callable[..., float],
+    unquantized: float,
+    tmp_path: Path,
+) -> None:
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tools.TORCHAO)])}
+    command = [sys.executable, "-m", "tests.e2e.torchao_copy", model_path, str(tmp_path / kind)]
+    subprocess.run([*command, kind], check=True, env={**os.environ, **path})
+    assert perplexity(tmp_path / kind, environ=path) < TORCHAO[kind] * unquantized
 
 
 @pytest.fixture

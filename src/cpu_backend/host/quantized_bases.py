@@ -45,6 +45,7 @@ from vllm.model_executor.layers.quantization.modelopt import (
     ModelOptNvFp4FusedMoE,
 )
 from vllm.model_executor.layers.quantization.mxfp4 import GptOssMxfp4MoEMethod
+from vllm.model_executor.layers.quantization.torchao import TorchAOConfig, TorchAOLinearMethod
 from vllm.model_executor.layers.quantization.utils.gptq_utils import get_linear_quant_method
 from vllm.model_executor.models.utils import WeightsMapper
 from vllm.scalar_type import ScalarType, scalar_types

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
@@ -61,12 +62,22 @@ class Arrivals:
         self._layer.quant_method.process_weights_after_loading(self._layer)
         for name, own in self._params.items():
             if getattr(self._layer, name, None) is not own:
-                own.data = own.data.new_empty(0)  # the loop that loads holds it, too
+                _give_back(own)  # the loop that loads holds it, too
         for param in self._layer.parameters(recurse=False):
             stands_in = not any(param is own for own in before)
             if stands_in and not hasattr(param, "weight_loader"):  # the host would load any tensor
                 param.weight_loader = functools.partial(_refuse, self._layer)
         self._params.clear()
+
+
+def _give_back(param: torch.nn.Parameter) -> None:
+    """A parameter's memory, or that of the tensors it is made of (torchao)."""
+    if is_traceable_wrapper_subclass(param.data):
+        for name in param.data.__tensor_flatten__()[0]:
+            inner = getattr(param.data, name)
+            setattr(param.data, name, inner.new_empty(0))
+    else:
+        param.data = param.data.new_empty(0)
 
 
 def _shards(layer: torch.nn.Module, name: str) -> set[Hashable]:

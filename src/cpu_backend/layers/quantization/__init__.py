@@ -40,11 +40,12 @@ def register_configs() -> None:
     Runs when the host has found out that a model is quantized.
     """
     from cpu_backend.host.bases import register_quantization_config
-    from cpu_backend.layers.quantization import awq, gptq
+    from cpu_backend.layers.quantization import awq, gptq, torchao
 
     for config, names in (
         (gptq.CpuGPTQConfig, ("auto_gptq", "gptq", "gptq_marlin")),
         (awq.CpuAWQConfig, ("auto_awq", "awq", "awq_marlin")),
+        (torchao.CpuTorchAOConfig, ("torchao",)),
     ):
         for name in names:
             register_quantization_config(name)(config)

@@ -20,9 +20,9 @@ import functools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ from cpu_backend.host.bases import (
     QuantizeMethodBase,
     RoutedExperts,
     UnquantizedLinearMethod,
-    get_safetensors_params_metadata,
     get_tensor_model_parallel_world_size,
     register_model_loader,
     register_quantization_config,
@@ -51,8 +50,8 @@ from cpu_backend.host.bases import (
     set_weight_attrs,
 )
 from cpu_backend.layers.experts import ExpertsMethod
+from cpu_backend.layers.quantization.listed import Listed
 from cpu_backend.layers.quantization.packing import (
-    MERGED,
     OwnConfig,
     pack,
     rehearse,
@@ -61,9 +60,6 @@ from cpu_backend.layers.quantization.packing import (
 )
 from cpu_backend.ops import Codes, GroupScales
 from cpu_backend.providers import Matrix
-
-if TYPE_CHECKING:
-    from cpu_backend.host.quantized_bases import WeightsMapper
 
 METHOD = "bitsandbytes"
 RUN = 64  # codes that share a scale
@@ -81,8 +77,8 @@ TABLES = {
 }
 
 
-class CpuBitsAndBytesConfig(OwnConfig):
-    """Which modules are quantized says the checkpoint itself, by the tensors that it has."""
+class CpuBitsAndBytesConfig(Listed, OwnConfig):
+    """kind: nf4, fp4 or int8."""
 
     name = METHOD
     of_checkpoints = True
@@ -90,12 +86,11 @@ class CpuBitsAndBytesConfig(OwnConfig):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        self.modules: dict[str, str] = {}  # name in the model -> in the checkpoint
-        self.kept: set[str] = set()  # of the checkpoint's, those that stay quantized
+        self.ending = ".SCB" if kind == "int8" else ".weight.absmax"
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CpuBitsAndBytesConfig:
-        """kind: nf4, fp4 or int8."""
+        """From ``quantization_config`` of config.json."""
         kind = config.get("bnb_4bit_quant_type", "fp4") if config.get("load_in_4bit") else "int8"
         if kind not in (*TABLES, "int8"):
             raise ConfigError(f"bnb_4bit_quant_type '{kind}' is not supported: nf4 and fp4 are.")
@@ -104,44 +99,22 @@ class CpuBitsAndBytesConfig(OwnConfig):
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
-        """The host's call with the checkpoint's place."""
-        del hf_config
-        ending = ".SCB" if self.kind == "int8" else ".weight.absmax"
-        names = get_safetensors_params_metadata(model_name, revision=revision)
-        found = [name.removesuffix(ending) for name in names if name.endswith(ending)]
-        self.modules = dict(zip(found, found, strict=True))
+        """Raises ConfigError where nothing is quantized so."""
+        super().maybe_update_config(model_name, hf_config, revision)
         if not self.modules:
             raise ConfigError(
                 f"'{model_name}' says that bitsandbytes quantized it ({self.kind}), and has no "
                 "such tensors in *.safetensors files: choose another checkpoint."
             )
 
-    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        """Names of the checkpoint to those of the model."""
-        self.modules = hf_to_vllm_mapper.apply_dict(self.modules)
-
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Linear layers and experts that the checkpoint has quantized."""
         if isinstance(layer, RoutedExperts):
-            experts = [of for name, of in self.modules.items() if name.startswith(f"{prefix}.")]
-            self.kept.update(experts)
-            return BitsAndBytesExpertsMethod(layer.moe_config, self) if experts else None
-        if not isinstance(layer, LinearBase):
-            return None
-        path, _, last = prefix.rpartition(".")
-        shards = self.packed_modules_mapping.get(last, [last])
-        if shards == [last] and prefix not in self.modules:
-            shards = MERGED.get(last, shards)
-        quantized = [f"{path}.{shard}" in self.modules for shard in shards]
-        if any(quantized) != all(quantized):
-            raise ConfigError(
-                f"{prefix} is one layer here, and the checkpoint has quantized some of its parts "
-                f"({', '.join(shards)}) and others not: choose another checkpoint."
-            )
-        if not all(quantized):
-            return UnquantizedLinearMethod()
-        self.kept.update(self.modules[f"{path}.{shard}"] for shard in shards)
-        return BitsAndBytesMethod(self)
+            if self.keeps_experts(prefix):
+                return BitsAndBytesExpertsMethod(layer.moe_config, self)
+        elif isinstance(layer, LinearBase):
+            return BitsAndBytesMethod(self) if self.keeps(prefix) else UnquantizedLinearMethod()
+        return None
 
 
 @register_weight_loader_v2_supported_method
@@ -149,7 +122,7 @@ class BitsAndBytesMethod(LinearMethodBase):
     """A linear layer."""
 
     def __init__(self, config: CpuBitsAndBytesConfig) -> None:
-        self.config, self._kind = config, config.kind
+        self.listed, self._kind = config, config.kind
 
     def create_weights(
         self,
@@ -199,7 +172,7 @@ class BitsAndBytesExperts(FusedMoEMethodBase):
 
     def __init__(self, moe: FusedMoEConfig, config: CpuBitsAndBytesConfig) -> None:
         super().__init__(moe)
-        self.config, self._kind = config, config.kind
+        self.listed, self._kind = config, config.kind
 
     def create_weights(
         self,
@@ -273,15 +246,7 @@ def widths(kind: str, own: int, columns: int, ranks: int) -> tuple[int, torch.dt
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
-def kept(model: torch.nn.Module) -> set[str]:
-    """The checkpoint's names of what stays quantized: not what the host makes without a scheme, as
-    it does routers."""
-    methods = (getattr(module, "quant_method", None) for module in model.modules())
-    ours = (m for m in methods if isinstance(m, BitsAndBytesMethod | BitsAndBytesExperts))
-    return next((method.config.kept for method in ours), set())
-
-
-def converted(weights: Weights, ranks: int, kept: set[str]) -> Weights:
+def converted(weights: Weights, ranks: int, kept: Collection[str]) -> Weights:
     """The tensors of a checkpoint as layers have them, numbers where they are not among ``kept``;
     their order is that of the files."""
     modules: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
