@@ -78,6 +78,7 @@ struct QuantProblem {
       const int64_t step = random.below(18);
       level = static_cast<uint16_t>(step + 256 * random.below(256 - 15 * step));
     }
+    for (uint8_t& code : layout.table) code = static_cast<uint8_t>(random.below(256));
     for (uint8_t& code : codes) {
       code = static_cast<uint8_t>(random.below(1 << layout.bits));
       if (layout.kind == CodeKind::kFp8 && (code & 0x7f) == 0x7f) code = 0x7e;  // no NaN
@@ -104,10 +105,7 @@ struct QuantProblem {
     if (channel(k) < 0) return 0.0;
     const uint8_t code = codes[static_cast<size_t>(column * channels_in + channel(k))];
     if (layout.kind == CodeKind::kFp8) return to_float(static_cast<fp8_t>(code));
-    if (layout.kind == CodeKind::kE2m1) {
-      constexpr double kNumbers[] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0};
-      return 2.0 * kNumbers[code & 7] * (code & 8 ? -1.0 : 1.0);
-    }
+    if (layout.kind == CodeKind::kTable) return layout.table[code] - 128.0;
     const double q = code;
     const int64_t g = k / layout.group;
     switch (layout.zero) {

@@ -78,12 +78,11 @@ const Registration a("quant/test_quant_gemm_is_the_integer_definition",
                      test_quant_gemm_is_the_integer_definition);
 
 // By the definition, and to the bit what the 8-bit codes give that others stand for: few rows,
-// which meet levels as they are, one tile, which expands as it goes, and several, which find a
+// which meet them as they are, one tile, which expands as it goes, and several, which find a
 // panel expanded.
 void check_expanded(const KernelTable& table, const QuantLayout& layout, int64_t m, int64_t turn) {
   const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
-  const int64_t tile_rows =
-      m <= QuantLayout::kLevelRows && turn % 2 == 0 ? 3 : table.quant_tile_rows;
+  const int64_t tile_rows = m <= QuantLayout::kFewRows && turn % 2 == 0 ? 3 : table.quant_tile_rows;
   check_product(table, problem, tile_rows, turn % 2 == 0);
   QuantProblem expanded = problem;
   expanded.layout = layout.expanded();
@@ -132,14 +131,14 @@ void test_levels_are_the_codes_that_they_stand_for() {
 const Registration k("quant/test_levels_are_the_codes_that_they_stand_for",
                      test_levels_are_the_codes_that_they_stand_for);
 
-void test_e2m1_is_the_codes_that_it_stands_for() {
+void test_tables_are_the_codes_that_they_stand_for() {
   for_each_expanded([](const KernelTable& table, QuantLayout layout, int64_t m, int64_t turn) {
-    layout.kind = CodeKind::kE2m1;
+    layout.kind = CodeKind::kTable;
     check_expanded(table, layout, m, turn);
   });
 }
-const Registration l("quant/test_e2m1_is_the_codes_that_it_stands_for",
-                     test_e2m1_is_the_codes_that_it_stands_for);
+const Registration l("quant/test_tables_are_the_codes_that_they_stand_for",
+                     test_tables_are_the_codes_that_they_stand_for);
 
 void test_fp8_gemm_matches_reference() {
   for_each_target([](const KernelTable& table) {
@@ -259,7 +258,7 @@ void test_many_rows_have_the_bits_of_few() {
         {8, ZeroKind::kMiddle, CodeKind::kInteger}, {8, ZeroKind::kPoint, CodeKind::kInteger},
         {8, ZeroKind::kOffset, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kInteger},
         {4, ZeroKind::kPoint, CodeKind::kInteger},  {4, ZeroKind::kOffset, CodeKind::kInteger},
-        {4, ZeroKind::kLevels, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kE2m1}};
+        {4, ZeroKind::kLevels, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kTable}};
     constexpr int64_t kRows[] = {13, 16, 17, 31, 32, 33, 47, 50, 64, 81, 95, 96, 97, 130};
     int64_t turn = 0;
     for (const Format& format : kFormats) {

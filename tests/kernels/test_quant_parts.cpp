@@ -18,7 +18,7 @@ void for_each_format(const Check& check) {
         if (zero != ZeroKind::kLevels || bits == 4)
           check(bits, zero, activations, CodeKind::kInteger);
   for (Activations activations : {Activations::kInt16, Activations::kInt8})
-    check(4, ZeroKind::kMiddle, activations, CodeKind::kE2m1);
+    check(4, ZeroKind::kMiddle, activations, CodeKind::kTable);
   check(8, ZeroKind::kMiddle, Activations::kFloat, CodeKind::kFp8);
 }
 
