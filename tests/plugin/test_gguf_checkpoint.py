@@ -374,13 +374,19 @@ def test_a_cache_that_cannot_be_written_is_named(
         folder.model_folder(write(tmp_path / "model.gguf"))
 
 
-def test_engine_arguments_keep_the_users_name(tmp_path: Path, cache: Path) -> None:
+def test_engine_arguments_keep_the_users_name(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = str(write(tmp_path / "model.gguf"))
     found = folder.prefer_folder({"model": path, "seed": 7})
     assert Path(found["model"]).parent == cache
     assert found["served_model_name"] == [path]
     assert (found["load_format"], found["seed"]) == ("cpu_gguf", 7)
+    assert not caplog.records
+    (tmp_path / "mmproj-F16.gguf").touch()
     named = folder.prefer_folder({"model": path, "served_model_name": ["me"]})
+    [record] = caplog.records
+    assert "'mmproj-F16.gguf' is not read: a model in a GGUF file takes text" in record.getMessage()
     assert named["served_model_name"] == ["me"]
     for other in ({"model": str(tmp_path / "cache")}, {"model": "someone/some-model"}, {}):
         assert folder.prefer_folder(other) is other

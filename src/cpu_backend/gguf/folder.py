@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -22,6 +23,8 @@ from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
 from cpu_backend.gguf.vocabulary import ends
+
+logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
 METHOD = "cpu_gguf"  # of quantization, and the load format
 SENTENCE_MODULES, POOLING = "sentence_transformers.models", "1_Pooling"
@@ -41,6 +44,10 @@ def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
     file = locate.find(str(model), arguments.get("revision"))
     if file is None:
         return arguments
+    for name in locate.projections(file):
+        logger.warning(
+            "cpu_backend: '%s' is not read: a model in a GGUF file takes text alone here.", name
+        )
     changed: dict[str, Any] = {"model": str(model_folder(file, not arguments.get("tokenizer")))}
     if not arguments.get("served_model_name"):
         changed["served_model_name"] = [str(model)]

@@ -29,6 +29,11 @@ def find(model: str, revision: str | None = None) -> Path | None:
     return _on_hub(on_hub[1], on_hub[2], revision) if on_hub else None
 
 
+def projections(file: Path) -> list[str]:
+    """The files beside a model by which llama.cpp reads pictures and sounds for one."""
+    return sorted(path.name for path in file.parent.glob("*mmproj*.gguf") if path != file)
+
+
 def _models(folder: Path, kind: str = "") -> list[Path]:
     """The files below ``folder`` that are a model, or the first part of one, of the type ``kind``;
     projections of pictures are none."""
