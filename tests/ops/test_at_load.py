@@ -89,3 +89,17 @@ def test_a_group_that_cuts_levels_is_refused(seeded: torch.Generator) -> None:
     with pytest.raises(ValueError, match="a multiple of 32 channels or all of them, not 48 of 100"):
         ops.quantize_weight(weight, 4, 48)
     assert ops.quantize_weight(weight, 4, 100)[2].shape == (4, 4)
+
+
+def test_what_stays_of_an_output_layer_is_not_what_stays_of_another(
+    seeded: torch.Generator,
+) -> None:
+    """The host compares the layers of a model and its drafts, and shares one where they are so."""
+    heads = [torch.nn.Linear(64, 48, bias=False) for _ in range(2)]
+    for head in heads:
+        head.weight.data = torch.randn(48, 64, generator=seeded)
+        expected = head(torch.eye(64)).detach()
+        at_load.AtLoadHeadMethod().process_weights_after_loading(head)
+        assert torch.allclose(head.cpu_linear(torch.eye(64)), expected, atol=0.05)
+    assert not torch.equal(heads[0].weight, heads[1].weight)
+    assert heads[0].weight.numel() == 1

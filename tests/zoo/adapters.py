@@ -2,6 +2,7 @@
 
 Prompts with the adapter and without it, in one batch, have to be answered as ``transformers``
 answers with the adapter merged into its weights and without it, or the model refuses adapters.
+With ``--scheme`` the model is quantized, and ``transformers`` computes with the numbers of that.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import copy
 import json
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from examples import quantize_model
 from tests.features import adapters
 from tests.zoo import judge, kinds, run, text
 from tests.zoo.build import Spec, build
@@ -24,6 +28,42 @@ from tests.zoo.run import Answer, Failed, forked
 LEFT_OUT = re.compile(r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$|experts\.")
 SEEN = 0.5  # deviations by which the adapter has to change a log-probability
 PROMPTS = text.prompts()[1:3]
+
+
+def _int4(weight: torch.Tensor) -> torch.Tensor:
+    codes, scales = quantize_model.symmetric(weight, 4, 32, torch.bfloat16)
+    return codes * scales.float().repeat_interleave(32, 1)
+
+
+def _fp8(weight: torch.Tensor) -> torch.Tensor:
+    written = quantize_model.fp8(1, 0).write(quantize_model.Layer("", weight, (0.0, 0.0)))
+    return written["weight"].float() * written["weight_scale"]
+
+
+def _awq(weight: torch.Tensor) -> torch.Tensor:
+    codes, scales, zeros = quantize_model.asymmetric(weight, 4, 32, torch.float16)
+    numbers = (codes.unflatten(1, (-1, 32)).float() - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)
+    return numbers.flatten(1).float()
+
+
+# Each with the numbers that a weight has in it.
+SCHEMES: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "awq": (quantize_model.awq(32), _awq),
+    "fp8": (quantize_model.fp8(1, 0), _fp8),
+    "w4a16": (quantize_model.packed(4, 32), _int4),
+}
+
+
+def quantize(model: torch.nn.Module, folder: Path, scheme: str) -> Path:
+    """The checkpoint in ``folder`` quantized, and ``model`` with the same numbers."""
+    written, numbers = SCHEMES[scheme]
+    target = folder.with_name(scheme)
+    quantize_model.quantize(written, folder, target)
+    for name, layer in model.named_modules():
+        kept = any(part in name for part in quantize_model.KEPT)
+        if name.rpartition(".")[2] in quantize_model.PROJECTIONS and not kept:
+            layer.weight.data = numbers(layer.weight.data)
+    return target
 
 
 def write(model: torch.nn.Module, folder: Path) -> Path:
@@ -60,12 +100,14 @@ def generate(folder: Path, adapter: Path) -> list[Answer]:
     return [run.answer(output) for output in outputs]
 
 
-def examine(spec: Spec) -> tuple[str, str]:
+def examine(spec: Spec, scheme: str) -> tuple[str, str]:
     """State and words.  Runs in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         folder.mkdir()
         model = build(spec, folder)
+        if scheme:
+            folder = quantize(model, folder, scheme)
         adapter = write(model, Path(name) / "adapter")
         try:
             answers = forked(generate, folder, adapter)
@@ -88,6 +130,7 @@ def examine(spec: Spec) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.adapters", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
+    parser.add_argument("--scheme", choices=SCHEMES, default="")
     arguments = parser.parse_args()
     run.prepare()
     names = arguments.names or [s.name for s in text.SPECS if not s.refused and not s.host]
@@ -95,7 +138,7 @@ def main() -> int:
     for name in names:
         _, spec = kinds.find(name)
         try:
-            state, words = forked(examine, spec)
+            state, words = forked(examine, spec, arguments.scheme)
         except Failed as failed:
             state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
         print(json.dumps([name, state, words]), flush=True)

@@ -107,12 +107,17 @@ class AtLoadHeadMethod(UnquantizedEmbeddingMethod):
         return super().tie_weights(layer, embed_tokens)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Quantize and pack; logits are fp32."""
+        """Quantize and pack; logits are fp32.
+
+        What stays equals nothing: the host shares the target's output layer with a draft model
+        whose own has the same weight, as any two that are empty have.
+        """
         weight = layer.weight
         if weight.is_meta:  # of a model that embeds: nobody asks for logits
             return
         layer.cpu_linear = pack_int8(weight.detach(), float_output=True)
-        layer.weight = torch.nn.Parameter(weight.new_empty(0), requires_grad=False)
+        nothing = weight.new_full((1,), float("nan"))
+        layer.weight = torch.nn.Parameter(nothing, requires_grad=False)
 
 
 class AtLoadExpertsMethod(ExpertsMethod, UnquantizedFusedMoEMethod):

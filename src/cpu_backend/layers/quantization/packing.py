@@ -10,7 +10,7 @@ import torch
 
 from cpu_backend import envs, providers
 from cpu_backend.errors import ConfigError
-from cpu_backend.host.bases import QuantizationConfig, VocabParallelEmbedding
+from cpu_backend.host.bases import LinearBase, QuantizationConfig, VocabParallelEmbedding
 from cpu_backend.layers.linear import parts_of
 from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 from cpu_backend.providers import Matrix, Provider
@@ -87,8 +87,8 @@ def run(layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = Non
 
 def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> None:
     """Give ``layer`` a packed weight, ``cpu_linear`` as pack_unquantized() does; its parameters
-    named ``freed`` are dropped.  Of ``weight`` the dtype of the activations stays, for which some
-    models ask.
+    named ``freed`` are dropped.  An empty ``weight`` stays, for whose dtype some models ask, and
+    adapters for whose device.
 
     Logits stay in fp32: rounding them to 16 bits makes ties between likely tokens.
     """
@@ -103,7 +103,7 @@ def pack(layer: torch.nn.Module, matrix: Matrix, *freed: str) -> None:
             )
     for name in freed:
         setattr(layer, name, None)
-    if "weight" in freed:
+    if "weight" in freed or isinstance(layer, LinearBase):
         empty = torch.empty(0, dtype=getattr(layer, "params_dtype", None))
         layer.weight = torch.nn.Parameter(empty, requires_grad=False)
 
