@@ -20,7 +20,7 @@ import torch
 
 from examples import quantize_model
 from tests.features import adapters
-from tests.zoo import judge, kinds, run, text
+from tests.zoo import gguf_files, judge, kinds, run, text
 from tests.zoo.build import Spec, build
 from tests.zoo.run import Answer, Failed, forked
 
@@ -54,8 +54,14 @@ SCHEMES: dict[str, tuple[Any, Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
+GGUF = "gguf"  # not quantized
+
+
 def quantize(model: torch.nn.Module, folder: Path, scheme: str) -> Path:
-    """The checkpoint in ``folder`` quantized, and ``model`` with the same numbers."""
+    """The checkpoint in ``folder`` quantized, and ``model`` with the same numbers; or in a file,
+    whose tokenizer is then in the folder."""
+    if scheme == GGUF:
+        return gguf_files.converted(folder, "F32")[0]
     written, numbers = SCHEMES[scheme]
     target = folder.with_name(scheme)
     quantize_model.quantize(written, folder, target)
@@ -85,6 +91,7 @@ def generate(folder: Path, adapter: Path) -> list[Answer]:
     options = {**text.ENGINES["bf16"], "dtype": "float32"}
     llm = LLM(
         str(folder),
+        tokenizer=str(folder.parent) if folder.suffix == ".gguf" else None,
         skip_tokenizer_init=True,
         enable_lora=True,
         max_lora_rank=8,
@@ -105,7 +112,7 @@ def examine(spec: Spec, scheme: str) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         folder.mkdir()
-        model = build(spec, folder)
+        model = build(gguf_files.granted(spec) if scheme == GGUF else spec, folder)
         if scheme:
             folder = quantize(model, folder, scheme)
         adapter = write(model, Path(name) / "adapter")
@@ -130,7 +137,7 @@ def examine(spec: Spec, scheme: str) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.adapters", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
-    parser.add_argument("--scheme", choices=SCHEMES, default="")
+    parser.add_argument("--scheme", choices=(*SCHEMES, GGUF), default="")
     arguments = parser.parse_args()
     run.prepare()
     names = arguments.names or [s.name for s in text.SPECS if not s.refused and not s.host]

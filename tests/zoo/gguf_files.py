@@ -147,10 +147,15 @@ def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[s
     return file, {"tokenizer": str(checkpoint)}
 
 
+def granted(spec: Spec) -> Spec:
+    """A model that the converter can write."""
+    own = {**spec.config, **GRANTED.get(spec.name, {})}
+    return replace(spec, config=own, published_config=WRITTEN.get(spec.name, dict))
+
+
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
-    own = {**spec.config, **GRANTED.get(spec.name, {})}
-    spec = replace(spec, config=own, published_config=WRITTEN.get(spec.name, dict))
+    spec = granted(spec)
     outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
     if outcome.state != judge.RIGHT:
         return outcome
