@@ -83,7 +83,7 @@ def write(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def generate(folder: Path, adapter: Path) -> list[Answer]:
+def generate(folder: Path, adapter: Path, ranks: dict[str, int]) -> list[Answer]:
     """To each prompt with the adapter, then to each without it, asked at once."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
@@ -97,6 +97,7 @@ def generate(folder: Path, adapter: Path) -> list[Answer]:
         max_lora_rank=8,
         enable_prefix_caching=False,
         **options,
+        **ranks,
     )
     run.keep(llm)
     sampling = SamplingParams(detokenize=False, **dict(text.SCORED))
@@ -107,7 +108,7 @@ def generate(folder: Path, adapter: Path) -> list[Answer]:
     return [run.answer(output) for output in outputs]
 
 
-def examine(spec: Spec, scheme: str) -> tuple[str, str]:
+def examine(spec: Spec, scheme: str, ranks: dict[str, int]) -> tuple[str, str]:
     """State and words.  Runs in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
@@ -117,7 +118,7 @@ def examine(spec: Spec, scheme: str) -> tuple[str, str]:
             folder = quantize(model, folder, scheme)
         adapter = write(model, Path(name) / "adapter")
         try:
-            answers = forked(generate, folder, adapter)
+            answers = forked(generate, folder, adapter, ranks)
         except Failed as failed:
             outcome = judge.failure(failed)
             return outcome.state, outcome.note
@@ -138,14 +139,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.adapters", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
     parser.add_argument("--scheme", choices=(*SCHEMES, GGUF), default="")
+    for way in ("tensor", "pipeline"):
+        parser.add_argument(f"--{way}-parallel-size", type=int, default=1)
     arguments = parser.parse_args()
+    ranks = {name: n for name, n in vars(arguments).items() if name.endswith("_size")}
     run.prepare()
     names = arguments.names or [s.name for s in text.SPECS if not s.refused and not s.host]
     wrong = 0
     for name in names:
         _, spec = kinds.find(name)
         try:
-            state, words = forked(examine, spec, arguments.scheme)
+            state, words = forked(examine, spec, arguments.scheme, ranks)
         except Failed as failed:
             state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
         print(json.dumps([name, state, words]), flush=True)
