@@ -78,8 +78,8 @@ look_up_drafts(Tensor tokens, Tensor lengths, int[] requests, int least, int mos
 int max_length) -> Tensor
 multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
-pack_quantized(Tensor codes, str order, int bits, int add, int in_features, Tensor scales, \
-Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, \
+pack_quantized(Tensor codes, str order, int bits, int add, Tensor? table, int in_features, \
+Tensor scales, Tensor? zeros, str zero_kind, Tensor? channels, int group, str activations, \
 float static_scale, int static_zero, int parts) -> int
 packed_bytes(int handle) -> int
 packed_rows(Tensor ids, int handle) -> Tensor
