@@ -48,7 +48,7 @@ from cpu_backend.layers.quantization.gguf_blocks import (
     pack_blocks,
 )
 from cpu_backend.layers.quantization.gguf_experts import CpuGgufExpertsMethod, experts_of
-from cpu_backend.layers.quantization.packing import MERGED, OwnConfig, naming, run
+from cpu_backend.layers.quantization.packing import OwnConfig, naming, run, shards_of
 
 
 @functools.lru_cache(maxsize=1)
@@ -87,10 +87,8 @@ class CpuGgufConfig(OwnConfig):
         path, _, last = prefix.rpartition(".")
         if not path:  # a layer of which the host does not say which it is
             return UnquantizedLinearMethod()
-        shards = self.packed_modules_mapping.get(last, [last])
         fused = f"{checkpoint.architecture.checkpoint_name(prefix)}.weight"
-        if shards == [last] and fused not in checkpoint.entries:
-            shards = MERGED.get(last, shards)
+        shards = shards_of(last, self.packed_modules_mapping, fused in checkpoint.entries)
         entries = [checkpoint.of_module(f"{path}.{shard}") for shard in shards]
         if any(entry.as_numbers for entry in entries):
             return UnquantizedLinearMethod()

@@ -13,7 +13,7 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import get_safetensors_params_metadata
-from cpu_backend.layers.quantization.packing import MERGED
+from cpu_backend.layers.quantization.packing import shards_of
 
 if TYPE_CHECKING:
     from cpu_backend.host.quantized_bases import WeightsMapper
@@ -54,9 +54,7 @@ class Listed:
     def keeps(self, prefix: str) -> bool:
         """Whether a linear layer is quantized.  Raises ConfigError where a part of it is."""
         path, _, last = prefix.rpartition(".")
-        shards = self.packed_modules_mapping.get(last, [last])
-        if shards == [last] and prefix not in self.modules:
-            shards = MERGED.get(last, shards)
+        shards = shards_of(last, self.packed_modules_mapping, prefix in self.modules)
         names = [f"{path}.{shard}" if path else shard for shard in shards]
         found = [self.modules[name] for name in names if name in self.modules]
         if 0 < len(found) < len(names):

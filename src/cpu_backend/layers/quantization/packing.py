@@ -16,7 +16,14 @@ from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
 from cpu_backend.providers import Matrix, Provider
 
 # Of the host's classes that do not say what they merge.
-MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+_MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+def shards_of(last: str, mapping: dict[str, list[str]], is_one: bool) -> list[str]:
+    """The last names of the modules that a layer of the host merges, by the host's ``mapping``;
+    is_one: the checkpoint has the layer itself."""
+    shards = mapping.get(last, [last])
+    return shards if is_one or shards != [last] else _MERGED.get(last, shards)
 
 
 class OwnConfig(QuantizationConfig):
