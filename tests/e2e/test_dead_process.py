@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from cpu_backend.serving.engine_end import STOPPED
 from tests.conftest import mostly_slow
 from tests.e2e.even_heads import write_even_heads
 from tests.e2e.server import Server
@@ -97,6 +99,30 @@ def test_killed_engine_ends_a_program_that_waits_for_it(model_path: str) -> None
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "The engine process was killed by signal 9 (SIGKILL)" in done.stderr[-500:], done.stderr
+
+
+def test_server_that_stops_waits_for_no_one(model_path: str, tmp_path: Path) -> None:
+    # The step in which the engine is takes for ever, and a client never ends its request.
+    with Server(model_path, tmp_path / "log", "--max-model-len", "2048") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model=server.model,
+            prompt="Tell me a story",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        half = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", server.port)) as unfinished:
+            unfinished.sendall(half)
+            os.kill(process(server, "EngineCore"), signal.SIGSTOP)
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(openai.APIError, match=re.escape(STOPPED)):
+                list(stream)
+            assert server.process.wait(SECONDS) == 0
+        assert server.group() == []
+        assert "Traceback" not in server.log()
 
 
 def generate(server: Server) -> None:

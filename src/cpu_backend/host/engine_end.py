@@ -1,11 +1,13 @@
 """How a running engine ended: the server says it, and fails with it.
 
 What: the thread that waits for engines notes how the first one ended; requests, LLM, and the server
-    when it exits, fail with that sentence.  An engine that was asked to stop has not died.  One of
-    a process of multiprocessing stops with it.
+    when it exits, fail with that sentence.  An engine that was asked to stop has not died: requests
+    that it did not answer fail, and connections whose client does not read are closed.  One of a
+    process of multiprocessing stops with it.
 Why: the host exits with 0 when its engine was killed, and logs an EngineDeadError with its
-    traceback at most stops and for every request that waits.  LLM waits for ever, and a process of
-    multiprocessing that has not let go of its LLM does at its end.
+    traceback at most stops and for every request that waits.  A stopped server waits for ever for
+    requests whose engine did not answer in time, LLM for a killed engine, and a process of
+    multiprocessing that has not let go of its LLM at its end.
 Since: 0.32
 Until: it fails with its engine and logs no death at a stop.
 """
@@ -17,13 +19,15 @@ import logging
 import queue
 import sys
 import weakref
+from asyncio import CancelledError
 from multiprocessing import connection, util
 from typing import Any
 
 from cpu_backend import envs
 from cpu_backend.errors import EngineEndedError
 from cpu_backend.host.seam import change, patch
-from cpu_backend.serving.engine_end import how_it_ended
+from cpu_backend.host.stop_time import ENGINE_STOP_SECONDS
+from cpu_backend.serving.engine_end import STOPPED, how_it_ended
 
 POLL_SECONDS = 1.0  # the host's own monitor looks as often whether it should stop
 
@@ -87,16 +91,23 @@ def _tell_requests(said: str) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.args = (said,)
+        _say(self, said)
 
     EngineDeadError.__init__ = init
 
 
+def _say(error: Any, said: str) -> None:
+    """In the log, and in the answer: hosts of 0.33 and later have a sentence of its own for it."""
+    error.args = (said,)
+    error.CLIENT_MESSAGE = said
+
+
 @patch("vllm.entrypoints.launchers.launcher", "serve_http(app, ...)")
 def serve(original: Any) -> Any:
-    """A server whose engine has ended by itself fails."""
+    """A server whose engine has ended by itself fails; one that stops waits for no client."""
 
     async def serve_http(app: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("timeout_graceful_shutdown", ENGINE_STOP_SECONDS)
         client = app.state.engine_client  # gone when the server has shut down
         rest = await original(app, *args, **kwargs)
         if client is not None and client.errored and not getattr(client, "_was_stopped", False):
@@ -114,27 +125,37 @@ def _how(client: Any) -> str:
 
 @patch("vllm.v1.engine.async_llm", "AsyncLLM.shutdown(self, ...)")
 def stop(original: Any) -> Any:
-    """Note that the server was asked to.  Not while Python ends, when the host's __del__ would find
-    its modules emptied."""
+    """Note that the server was asked to, and fail what has no answer.  Not while Python ends, when
+    the host's __del__ would find its modules emptied."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
     is_finalizing = sys.is_finalizing
 
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
         self._was_stopped = True
-        if not is_finalizing():
-            original(self, *args, **kwargs)
+        if is_finalizing():
+            return
+        original(self, *args, **kwargs)
+        handler = getattr(self, "output_handler", None)  # the task that original has cancelled
+        if handler is not None and (loop := handler.get_loop()).is_running():
+            error = EngineDeadError()
+            _say(error, STOPPED)
+            loop.call_soon_threadsafe(self.output_processor.propagate_error, error)
 
     return shutdown
 
 
 @change("vllm.v1.engine.async_llm", "AsyncLLM")
 def log_no_death(_: Any) -> None:
-    """Its tracebacks say nothing that the server's last sentence does not."""
+    """Tracebacks of it, and of requests that a server has given up to stop, say nothing that the
+    server's last sentences do not."""
     for handler in logging.getLogger("vllm").handlers:
-        handler.addFilter(_is_no_dead_engine)
+        handler.addFilter(_is_no_end)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_end)
 
 
-def _is_no_dead_engine(record: logging.LogRecord) -> bool:
+def _is_no_end(record: logging.LogRecord) -> bool:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     error = record.exc_info[1] if record.exc_info else None
-    return envs.wants_traceback() or not isinstance(error, EngineDeadError)
+    return envs.wants_traceback() or not isinstance(error, EngineDeadError | CancelledError)

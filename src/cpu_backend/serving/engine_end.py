@@ -9,6 +9,7 @@ MEANINGS = {
     "--max-model-len, or choose a smaller model or quantization",
     signal.SIGTERM: "which somebody sent to it and not to the server",
 }
+STOPPED = "The server was stopped before the answer was complete: send the request again."
 FAULT = "a fault in native code, which is worth a report"
 
 
