@@ -1,14 +1,17 @@
-"""llama.cpp's own converter: ``python -m tools.llama_cpp CHECKPOINT OUT [TYPE]`` makes a GGUF file.
+"""llama.cpp's own converter: ``python -m tools.llama_cpp CHECKPOINT OUT [TYPE [PART]]`` makes a
+GGUF file.
 
 The sources come with the sdist of llama-cpp-python on the index, once, into the user's cache.  Only
 the converter is used, which needs torch and transformers; nothing is compiled.  TYPE is F32, F16,
 BF16, Q8_0 or another type that the package ``gguf`` can quantize to; matrices whose rows are no
-whole blocks of it stay in 16 bits.  The file has no vocabulary: the converter knows those of
-published tokenizers only.
+whole blocks of it stay in 16 bits.  PART is "text"; "said", which is that with a vocabulary; or
+"mmproj", what a model makes of pictures.  The converter knows published tokenizers only, so the
+vocabulary is written here, of a tokenizer of bytes.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -53,9 +56,9 @@ def command(
     return [str(python), str(Path(__file__).resolve()), str(checkpoint), str(out), kind]
 
 
-def convert(checkpoint: Path, out: Path, kind: str = "F32") -> None:
+def convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text") -> None:
     """Write the GGUF file ``out``; RuntimeError where llama.cpp does not know the model."""
-    making = command(checkpoint, out, kind)
+    making = [*command(checkpoint, out, kind), part]
     made = subprocess.run(making, capture_output=True, text=True, check=False)
     if made.returncode:
         raise RuntimeError(f"llama.cpp cannot convert this: {made.stderr.splitlines()[-1:]}")
@@ -67,7 +70,7 @@ def _descendants(parent: Any) -> Iterator[Any]:
         yield from _descendants(child)
 
 
-def _convert(checkpoint: Path, out: Path, kind: str) -> None:
+def _convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text") -> None:
     root = sources()
     # In place of this script's folder, whose modules have names of packages.
     sys.path[:1] = [str(root), str(root / "gguf-py")]
@@ -78,13 +81,18 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
 
     def no_vocabulary(model: Any) -> None:
         writer = model.gguf_writer
+        if part == "said":
+            _add_vocabulary(writer, checkpoint, gguf.TokenType)
+            return
         writer.add_tokenizer_model("no_vocab")
         key = gguf.Keys.LLM.VOCAB_SIZE.format(arch=writer.arch)
         if not any(key in part for part in writer.kv_data):  # llama.cpp asks for it then
             writer.add_vocab_size(model.hparams["vocab_size"])
 
-    architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), ModelType.TEXT)
-    model_class = get_model_class(architecture, mmproj=False)
+    pictures = part == "mmproj"
+    model_type = ModelType.MMPROJ if pictures else ModelType.TEXT
+    architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), model_type)
+    model_class = get_model_class(architecture, mmproj=pictures)
     for each in _descendants(ModelBase):  # a class may leave the work to another
         if "set_vocab" in vars(each):
             each.set_vocab = no_vocabulary
@@ -95,6 +103,19 @@ def _convert(checkpoint: Path, out: Path, kind: str) -> None:
         if kind not in WRITTEN:
             _quantize_bf16(model.gguf_writer, gguf, gguf.GGMLQuantizationType[kind])
         model.write()
+
+
+def _add_vocabulary(writer: Any, checkpoint: Path, types: Any) -> None:
+    """That of tokenizer.json, which is one of bytes."""
+    said = json.loads((checkpoint / "tokenizer.json").read_text())
+    tokens = said["model"]["vocab"]
+    special = {token["content"] for token in said["added_tokens"] if token["special"]}
+    names = sorted(tokens, key=tokens.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(names)
+    writer.add_token_types([types.CONTROL if n in special else types.NORMAL for n in names])
+    writer.add_token_merges([" ".join(merge) for merge in said["model"]["merges"]])
 
 
 def _quantize_bf16(writer: Any, gguf: Any, kind: Any) -> None:
@@ -114,4 +135,4 @@ def _quantize_bf16(writer: Any, gguf: Any, kind: Any) -> None:
 
 
 if __name__ == "__main__":
-    _convert(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:] or ["F32"])
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from cpu_backend.demo_model import make_demo_model
-from cpu_backend.gguf.checkpoint import undo_rope_permutation
+from cpu_backend.gguf.weights import undo_rope_permutation
 from tests.plugin.gguf_samples import checkpoint_weights, rope_permutation, write_passing_gguf
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,15 @@ class Reference(torch.nn.Module):
         )
 
 
-def examine(spec: MediaSpec, folder: Path) -> Outcome:
-    """Build the model, run every engine, compare.  Runs in a process of its own."""
+def examine(
+    spec: MediaSpec,
+    folder: Path,
+    served: Callable[[torch.nn.Module], tuple[Path, Any]] | None = None,
+) -> Outcome:
+    """Build the model, run every engine, compare.  Runs in a process of its own.
+
+    served: makes of the model what engines are given instead of ``folder``, and its processor.
+    """
     engines = _engines(spec)
     if missing := [tools.sentence(need) for need in spec.needs if not tools.is_there(need)]:
         return Outcome(REFUSED, "; ".join(missing))
@@ -83,12 +90,13 @@ def examine(spec: MediaSpec, folder: Path) -> Outcome:
         return judge.refusal(spec, folder, generate, engines["recorded"], [])
     processor = spec.processor(folder)
     model = build(spec, folder)
+    path, processor = served(model) if served else (folder, processor)
     sent = [*rounds(spec.cases), *_more_rounds(spec)]
     cases = spec.requests
     scored = [Round((case,), SCORED) for case in cases if case not in spec.cases[3:]]
     try:
         answers = {
-            name: forked(generate, folder, options, sent + scored, spec.media.union(spec.without))
+            name: forked(generate, path, options, sent + scored, spec.media.union(spec.without))
             for name, options in engines.items()
         }
     except Failed as failed:

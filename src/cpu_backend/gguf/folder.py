@@ -1,8 +1,9 @@
 """``vllm serve model.gguf``: the host is given a small model folder in place of the file.
 
 The folder lies in the user's cache and holds what the host reads of a checkpoint before its
-weights: config.json, whose quantization_config names the file, tokenizer and chat template.  It is
-made once per file (path, size and time of the last change) and never seen half-written.
+weights: config.json, whose quantization_config names the file, tokenizer and chat template, and the
+processor of a model that reads pictures.  It is made once per file (path, size and time of the last
+change) and never seen half-written.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from typing import Any
 
 from cpu_backend.envs import user_cache
 from cpu_backend.errors import ConfigError
-from cpu_backend.gguf import locate
-from cpu_backend.gguf.checkpoint import Checkpoint
+from cpu_backend.gguf import architectures, locate, projectors
+from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
 from cpu_backend.gguf.vocabulary import ends
 
 logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
+NAMED = "mmproj"  # in --model-loader-extra-config: the file to read pictures by; "" is none
 METHOD = "cpu_gguf"  # of quantization, and the load format
 SENTENCE_MODULES, POOLING = "sentence_transformers.models", "1_Pooling"
 
 # Raise this when the files written from the same GGUF file change.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -44,11 +46,13 @@ def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
     file = locate.find(str(model), arguments.get("revision"))
     if file is None:
         return arguments
-    for name in locate.projections(file):
-        logger.warning(
-            "cpu_backend: '%s' is not read: a model in a GGUF file takes text alone here.", name
-        )
-    changed: dict[str, Any] = {"model": str(model_folder(file, not arguments.get("tokenizer")))}
+    changed: dict[str, Any] = {}
+    options = arguments.get("model_loader_extra_config") or {}
+    named = options.get(NAMED) if isinstance(options, dict) else None
+    if named is not None:
+        changed["model_loader_extra_config"] = {k: v for k, v in options.items() if k != NAMED}
+    own_tokenizer = not arguments.get("tokenizer")
+    changed["model"] = str(model_folder(file, own_tokenizer, _pictures(file, named, own_tokenizer)))
     if not arguments.get("served_model_name"):
         changed["served_model_name"] = [str(model)]
     if arguments.get("load_format", "auto") == "auto":
@@ -56,31 +60,58 @@ def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | changed
 
 
-def model_folder(path: Path, with_tokenizer: bool = True) -> Path:
-    """The folder that stands for the GGUF file ``path``; made if it is not there.
+def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None:
+    """The file by which the model in ``file`` reads pictures: the one that is ``named``, or the
+    most exact of those beside it, or none."""
+    if named == "":
+        return None
+    found = [Path(named)] if named else locate.projectors(file)
+    if not found:
+        return None
+    text = architectures.find(GgufFile(file, vocabulary=False))
+    fitting = []
+    for path in found:
+        try:
+            projectors.find(GgufFile(path), text)
+            if not own_tokenizer:
+                raise ConfigError("The file's own tokenizer is needed for it: leave --tokenizer.")
+            fitting.append(path)
+        except ConfigError as error:
+            if named:
+                raise
+            logger.warning("cpu_backend: pictures are not read by '%s'. %s", path.name, error)
+    if not fitting:
+        return None
+    chosen = max(fitting, key=lambda path: (path.stat().st_size, path.name))
+    logger.info("cpu_backend: pictures are read by '%s'", chosen.name)
+    return chosen
+
+
+def model_folder(path: Path, with_tokenizer: bool = True, pictures: Path | None = None) -> Path:
+    """The folder that stands for the GGUF file ``path``; made if it is not there.  pictures: the
+    file by which it reads pictures.
 
     Raises ConfigError where the file is no whole model of a supported architecture.
     """
-    path = path.expanduser().absolute()
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise ConfigError(
-            f"The GGUF file '{path}' cannot be read ({error.strerror}): check its path."
-        ) from error
-    identity = (FORMAT_VERSION, str(path), status.st_size, status.st_mtime_ns, with_tokenizer)
+    files = [file.expanduser().absolute() for file in (path, pictures) if file is not None]
+    identity = (FORMAT_VERSION, *map(_identity, files), with_tokenizer)
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     target = user_cache() / "gguf" / f"{path.stem[:100]}-{digest}"
     if not target.is_dir():
-        checkpoint = Checkpoint(GgufFile(path))
+        checkpoint = Checkpoint(GgufFile(files[0]))
         tokenizer = GgufTokenizer(checkpoint.file) if with_tokenizer else None
         rows = checkpoint.config["vocab_size"]
         if tokenizer is not None and len(tokenizer.tokens) > rows:
             raise checkpoint.file.error(
                 f"has {len(tokenizer.tokens)} tokens, and a table of {rows} rows for them"
             )
+        files_of_text = _files(checkpoint, tokenizer)
+        if pictures is not None:
+            assert tokenizer is not None
+            read_by = Pictures(GgufFile(files[1]), checkpoint)
+            files_of_text = _with_pictures(files_of_text, read_by, tokenizer)
         try:
-            _write(checkpoint, tokenizer, target)
+            _write(files_of_text, tokenizer, target)
         except OSError as error:
             raise ConfigError(
                 f"'{target.parent}' cannot be written ({error.strerror}): "
@@ -89,11 +120,21 @@ def model_folder(path: Path, with_tokenizer: bool = True) -> Path:
     return target
 
 
-def _write(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None, target: Path) -> None:
+def _identity(path: Path) -> tuple[str, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"The GGUF file '{path}' cannot be read ({error.strerror}): check its path."
+        ) from error
+    return str(path), status.st_size, status.st_mtime_ns
+
+
+def _write(files: dict[str, Any], tokenizer: GgufTokenizer | None, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix=".", dir=target.parent))
     try:
-        for name, content in _files(checkpoint, tokenizer).items():
+        for name, content in files.items():
             (staged / name).parent.mkdir(exist_ok=True)
             (staged / name).write_text(json.dumps(content, indent=2) + "\n")
         if tokenizer is not None:
@@ -128,6 +169,28 @@ def _files(checkpoint: Checkpoint, tokenizer: GgufTokenizer | None) -> dict[str,
         settings = tokenizer.settings(config["max_position_embeddings"])
         files |= {"tokenizer_config.json": settings, "special_tokens_map.json": tokenizer.named}
     return files
+
+
+def _with_pictures(
+    files: dict[str, Any], pictures: Pictures, tokenizer: GgufTokenizer
+) -> dict[str, Any]:
+    """The files of a model that is that of a text and what it makes of pictures."""
+    text, ids, projector = files["config.json"], tokenizer.vocabulary.ids, pictures.projector
+    marks = projector.marks_in(ids)
+    whole = {name: text.pop(name) for name in ("quantization_config", "transformers_version")}
+    whole["quantization_config"]["pictures"] = str(pictures.file.path)
+    del text["architectures"]
+    return files | {
+        "config.json": {
+            **pictures.config,
+            **{f"{mark}{projector.numbered}": ids[token] for mark, token in marks.items()},
+            **whole,
+            "tie_word_embeddings": text["tie_word_embeddings"],
+            "text_config": projector.of_text(text),
+        },
+        "tokenizer_config.json": files["tokenizer_config.json"] | marks,
+        "processor_config.json": pictures.processor,
+    }
 
 
 def _pooling(kind: str, width: int) -> dict[str, Any]:

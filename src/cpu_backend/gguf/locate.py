@@ -10,6 +10,8 @@ from cpu_backend.gguf.reader import is_gguf
 
 # As llama.cpp and others write it: REPOSITORY:TYPE.
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
+PROJECTOR = "mmproj"  # in the names of files by which pictures are read
+EXACT_PROJECTORS = "*mmproj*[fF]16*.gguf"
 LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
 
 
@@ -29,9 +31,12 @@ def find(model: str, revision: str | None = None) -> Path | None:
     return _on_hub(on_hub[1], on_hub[2], revision) if on_hub else None
 
 
-def projections(file: Path) -> list[str]:
-    """The files beside a model by which llama.cpp reads pictures and sounds for one."""
-    return sorted(path.name for path in file.parent.glob("*mmproj*.gguf") if path != file)
+def projectors(file: Path) -> list[Path]:
+    """The files beside a model, or in its repository, by which llama.cpp reads pictures and sounds
+    for one."""
+    home = next((up for up in file.parents if up.parent.name == "snapshots"), file.parent)
+    beside = {*file.parent.glob("*.gguf"), *(home.rglob("*.gguf") if home != file.parent else ())}
+    return sorted(path for path in beside if PROJECTOR in path.name.lower() and path != file)
 
 
 def _models(folder: Path, kind: str = "") -> list[Path]:
@@ -42,7 +47,7 @@ def _models(folder: Path, kind: str = "") -> list[Path]:
         path
         for path in folder.rglob("*.gguf")
         if not LATER_PART.search(path.stem)
-        and "mmproj" not in path.name.lower()
+        and PROJECTOR not in path.name.lower()
         and (not kind or of_kind.search(str(path.relative_to(folder).with_suffix(""))))
     )
 
@@ -60,7 +65,7 @@ def _on_hub(repository: str, kind: str, revision: str | None) -> Path:
     patterns = [f"*{word}*.gguf" for word in dict.fromkeys((kind, kind.upper(), kind.lower()))]
     try:
         folder = snapshot_download(
-            repository, revision=revision, allow_patterns=patterns, ignore_patterns=["*mmproj*"]
+            repository, revision=revision, allow_patterns=[*patterns, EXACT_PROJECTORS]
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".:")

@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 
 from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, MLP, OUTER, Tensor
+from cpu_backend.gguf.metadata import LARGEST, Metadata, shortest_float
 from cpu_backend.gguf.reader import GgufFile
 
 SOFTMAX, SIGMOID = 1, 2  # how scores of experts are made of a router's logits
-LARGEST = 1 << 31  # of any size in the metadata
 ROPE_FACTORS = "rope_freqs.weight"
-# Fields that change nothing, or say again what the tensors do.
-HARMLESS = {
-    *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"),
-    "rope.dimension_sections",  # of positions of pictures: in a text all are the same
-    # Each architecture has one kind of norms.
-    *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
-}
+HARMLESS = frozenset(
+    (
+        *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"),
+        "rope.dimension_sections",  # of positions of pictures: in a text all are the same
+        "n_deepstack_layers",  # to which pictures are given
+        # Each architecture has one kind of norms.
+        *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
+    )
+)
 
 # Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
 POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
@@ -39,7 +41,7 @@ def layer_types(windowed: list[bool]) -> list[str]:
     return ["sliding_attention" if window else "full_attention" for window in windowed]
 
 
-class Architecture:
+class Architecture(Metadata):
     """Llama, and what others differ in.  Raises ConfigError for metadata that no such model has.
 
     class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
@@ -56,51 +58,13 @@ class Architecture:
     causal = True
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
+    harmless = HARMLESS
 
     def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.name = file.get("general.architecture", str)
+        super().__init__(file)
         self.has_experts = False  # found out by config()
-        self._read: set[str] = set()
 
     # ---- metadata ----------------------------------------------------------------------------
-
-    def field(self, key: str) -> str:
-        """The whole name of a field of this architecture, which is read from now on."""
-        self._read.add(key)
-        return f"{self.name}.{key}"
-
-    def unread(self) -> list[str]:
-        """The fields of this architecture that nobody has asked for: they may mean something."""
-        prefix = f"{self.name}."
-        keys = {key.removeprefix(prefix) for key in self.file.metadata if key.startswith(prefix)}
-        return sorted(prefix + key for key in keys - self._read - HARMLESS)
-
-    def has(self, key: str) -> bool:
-        """Whether the metadata has the field ``key`` of this architecture."""
-        return self.field(key) in self.file.metadata
-
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number from ``least`` up."""
-        value = self.file.get(self.field(key), int, default)
-        if not least <= value < LARGEST:
-            raise self.file.error(f"has {value} in the field '{self.name}.{key}'")
-        return int(value)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
-        value = self.file.get(self.field(key), (int, float), default)
-        if not (math.isfinite(value) and value > 0):
-            raise self.file.error(f"has {value} in the field '{self.name}.{key}'")
-        return shortest_float(value)
-
-    def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false."""
-        return bool(self.file.get(self.field(key), bool, default))
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A word."""
-        return str(self.file.get(self.field(key), str, default))
 
     def per_layer(self, key: str, default: int | None = None, least: int = 0) -> list[int]:
         """A whole number for each layer, or one for all."""
@@ -126,10 +90,6 @@ class Architecture:
     def present(self, part: str, layer: int = 0) -> bool:
         """Whether a layer has the tensor ``part``."""
         return f"blk.{layer}.{part}" in self.file.tensors
-
-    def refuse(self, finding: str) -> Exception:
-        """That a model is of a kind which is not supported."""
-        return self.file.error(f"{finding}, which is not supported", "use the original checkpoint")
 
     @property
     def num_layers(self) -> int:
@@ -386,8 +346,3 @@ def llama3_factors(head_dim: int, theta: float, scaling: dict[str, Any]) -> np.n
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return np.asarray(1 / ((1 - smooth) / scaling["factor"] + smooth))
-
-
-def shortest_float(value: float) -> float:
-    """The decimal number that a stored fp32 value was meant to be: 9.999999747e-06 -> 1e-05."""
-    return float(str(np.float32(value)))

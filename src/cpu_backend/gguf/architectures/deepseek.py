@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import SIGMOID, SOFTMAX, shortest_float
+from cpu_backend.gguf.architectures.base import SIGMOID, SOFTMAX
 from cpu_backend.gguf.architectures.llama import interleaved
 from cpu_backend.gguf.architectures.routed import CORRECTION, Routed
 from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, Tensor, named
+from cpu_backend.gguf.metadata import shortest_float
 from cpu_backend.gguf.reader import GgufFile
 
 

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from cpu_backend.gguf import blocks
-from cpu_backend.gguf.checkpoint import Checkpoint
+from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.folder import METHOD
+from cpu_backend.gguf.projectors.base import text_name
 from cpu_backend.gguf.reader import BlockType, GgufFile
 from cpu_backend.host.bases import (
     DefaultModelLoader,
@@ -50,6 +51,8 @@ from cpu_backend.layers.quantization.gguf_blocks import (
 from cpu_backend.layers.quantization.gguf_experts import CpuGgufExpertsMethod, experts_of
 from cpu_backend.layers.quantization.packing import OwnConfig, naming, run, shards_of
 
+OF_TEXT = "language_model."  # before the modules of a text that is part of a model
+
 
 @functools.lru_cache(maxsize=1)
 def opened(file: str) -> Checkpoint:
@@ -57,33 +60,44 @@ def opened(file: str) -> Checkpoint:
     return Checkpoint(GgufFile(Path(file), vocabulary=False))
 
 
+@functools.lru_cache(maxsize=1)
+def pictures_of(file: str, text: str) -> Pictures:
+    """What reads pictures for the checkpoint ``text``."""
+    return Pictures(GgufFile(Path(file)), opened(text))
+
+
 class CpuGgufConfig(OwnConfig):
-    """``quantization_config`` of the folder that stands for a GGUF file: the file's path."""
+    """``quantization_config`` of the folder that stands for a GGUF file: the file's path, and that
+    of the one by which it reads pictures."""
 
     name = METHOD
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, pictures: str = "") -> None:
         super().__init__()
-        self.file = file
+        self.file, self.pictures = file, pictures
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CpuGgufConfig:
         """From the folder's config.json."""
-        return cls(config["file"])
+        return cls(config["file"], config.get("pictures", ""))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Linear layers, experts, and an output layer of its own."""
         if not isinstance(layer, (LinearBase, ParallelLMHead, RoutedExperts)):
             return None
         checkpoint = opened(self.file)
-        if isinstance(layer, RoutedExperts):
-            entries = experts_of(checkpoint, prefix)
-            return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
         if isinstance(layer, ParallelLMHead):
             if checkpoint.tied and not checkpoint.packs_table:
                 return None  # shares the table's packed weight
             name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
+        if self.pictures:
+            if not prefix.startswith(OF_TEXT):
+                return UnquantizedLinearMethod()
+            prefix = prefix.removeprefix(OF_TEXT)
+        if isinstance(layer, RoutedExperts):
+            entries = experts_of(checkpoint, prefix)
+            return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
         path, _, last = prefix.rpartition(".")
         if not path:  # a layer of which the host does not say which it is
             return UnquantizedLinearMethod()
@@ -228,7 +242,21 @@ class CpuGgufLoader(DefaultModelLoader):
 
 
 def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
-    checkpoint = opened(model_config.hf_config.quantization_config["file"])
+    files = model_config.hf_config.quantization_config
+    text = _weights_of_text(opened(files["file"]), model_config)
+    if not files.get("pictures"):
+        yield from text
+        return
+    pictures = pictures_of(files["pictures"], files["file"])
+    for name, entry in pictures.entries.items():
+        yield name, pictures.values(entry)
+    for name, tensor in text:
+        yield text_name(name), tensor
+
+
+def _weights_of_text(
+    checkpoint: Checkpoint, model_config: ModelConfig
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name, entry in checkpoint.entries.items():
         numbers = name == checkpoint.table or entry.as_numbers
         # What is computed with in fp32 keeps that; the host rounds what is not.

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from cpu_backend.gguf.checkpoint import Checkpoint, Entry
+from cpu_backend.gguf.checkpoint import Checkpoint
 from cpu_backend.gguf.reader import BlockType
+from cpu_backend.gguf.weights import Entry
 from cpu_backend.host.bases import FusedMoEConfig, RoutedExperts, UnquantizedFusedMoEMethod
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.gguf_blocks import check_cut, pack_blocks

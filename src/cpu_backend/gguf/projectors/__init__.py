@@ -1,0 +1,32 @@
+"""What makes a text's hidden states of pictures, a class for each kind (``base.Projector``).
+
+llama.cpp calls such a file a multimodal projector: mmproj-*.gguf, of the architecture ``clip``.
+"""
+
+from __future__ import annotations
+
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.projectors import gemma, qwen
+from cpu_backend.gguf.projectors.base import Projector
+from cpu_backend.gguf.reader import GgufFile
+
+__all__ = ["Projector", "find"]
+
+KNOWN: tuple[type[Projector], ...] = (*gemma.KNOWN, *qwen.KNOWN)
+
+
+def find(file: GgufFile, text: Architecture) -> Projector:
+    """What the file holds; raises ConfigError where that is not known or not for ``text``."""
+    if file.get("general.architecture", str) != "clip":
+        raise file.error("holds no projector of pictures")
+    kind = file.get("clip.projector_type", str, "")
+    of_kind = [known for known in KNOWN if known.kind == kind]
+    if not of_kind:
+        raise file.error(
+            f"holds a projector of the kind '{kind}', which is not supported",
+            f"choose one of {', '.join(sorted({known.kind for known in KNOWN}))}",
+        )
+    for known in of_kind:
+        if text.name in known.texts:
+            return known(file, text)
+    raise file.error(f"holds a projector of the kind '{kind}', and its text is of '{text.name}'")

@@ -1,0 +1,160 @@
+"""What a projector of llama.cpp is as a part of a Hugging Face checkpoint.
+
+Names of fields and tensors: llama.cpp's ``gguf-py/gguf/constants.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cpu_backend.gguf.architectures.base import Architecture
+from cpu_backend.gguf.architectures.tensors import Tensor
+from cpu_backend.gguf.metadata import Metadata
+from cpu_backend.gguf.reader import GgufFile
+
+CHANNELS = 3
+TEXT = "model.language_model."  # before the names of a text's tensors, but for the output layer
+
+
+class Projector(Metadata):
+    """A tower over patches of pictures, and what leads from it to a text.
+
+    kind: its name in files.  texts: the architectures of texts that it is for.  class_name,
+    model_type: of Hugging Face, of the whole.  text_type: that of its text.  marks: the tokens that
+    stand for pictures, by the names that a tokenizer has for them.  numbered: with which behind
+    them config.json has their numbers.  unused: tokens that mean nothing, one of which takes the
+    place of an image's where a converter has left that out.
+    """
+
+    harmless = frozenset(("has_text_encoder", "has_llava_projector", "has_audio_encoder"))
+    texts: tuple[str, ...] = ()
+    kind = class_name = model_type = text_type = ""
+    marks: Mapping[str, str] = {}
+    numbered = "_id"
+    unused: tuple[str, ...] = ()
+
+    def __init__(self, file: GgufFile, text: Architecture) -> None:
+        super().__init__(file)
+        self.field("projector_type")
+        width, wanted = self.size("vision.projection_dim"), text.size("embedding_length")
+        if width != wanted:
+            raise file.error(f"makes hidden states of {width} channels, and its text has {wanted}")
+        if not self.flag("has_vision_encoder", True) or self.flag("has_audio_encoder", False):
+            raise self.refuse("holds something else than a tower of pictures")
+
+    @property
+    def num_layers(self) -> int:
+        """Of the tower."""
+        layers = self.size("vision.block_count")
+        if layers > len(self.file.tensors):  # before there is a list of that length
+            raise self.file.error(f"has {layers} layers and {len(self.file.tensors)} tensors")
+        return layers
+
+    @property
+    def patches(self) -> int:
+        """Along the side of a picture of the size for which the tower has positions."""
+        side, patch = self.size("vision.image_size"), self.size("vision.patch_size")
+        if side % patch:
+            raise self.file.error(f"has pictures of {side} pixels and patches of {patch}")
+        return side // patch
+
+    def sizes(self) -> dict[str, int]:
+        """What the names in shapes stand for."""
+        return {
+            "hidden": self.size("vision.embedding_length"),
+            "ffn": self.size("vision.feed_forward_length"),
+            "patch": self.size("vision.patch_size"),
+            "positions": self.patches**2,
+            "text": self.size("vision.projection_dim"),
+        }
+
+    def outer(self) -> dict[str, Tensor]:
+        """The tensors outside of layers."""
+        raise NotImplementedError
+
+    def layer(self) -> dict[str, Tensor]:
+        """The tensors of a layer, with names below ``prefix``."""
+        raise NotImplementedError
+
+    def prefix(self, number: int) -> str:
+        """What the names of a layer's tensors begin with in a checkpoint."""
+        raise NotImplementedError
+
+    def vision(self) -> dict[str, Any]:
+        """``vision_config`` of config.json."""
+        raise NotImplementedError
+
+    def more(self) -> dict[str, Any]:
+        """What else config.json says."""
+        return {}
+
+    def of_text(self, config: dict[str, Any]) -> dict[str, Any]:
+        """``text_config`` of config.json, of what that of the text alone says."""
+        return config | {"model_type": self.text_type}
+
+    def processor(self) -> dict[str, Any]:
+        """processor_config.json."""
+        raise NotImplementedError
+
+    def marks_in(self, ids: Mapping[str, int]) -> dict[str, str]:
+        """``marks``, or what stands for them in a text whose tokens are ``ids``."""
+        marks = dict(self.marks)
+        if marks["image_token"] not in ids:
+            found = (token for token in self.unused if token in ids)
+            marks["image_token"] = next(found, marks["image_token"])
+        for token in marks.values():
+            if token not in ids:
+                raise self.file.error(f"needs the token '{token}', which its text has not")
+        return marks
+
+    def config(self) -> dict[str, Any]:
+        """config.json, but for its text and what this shares with the whole."""
+        return {
+            "architectures": [self.class_name],
+            "model_type": self.model_type,
+            "vision_config": self.vision(),
+            **self.more(),
+        }
+
+    def rgb(self, key: str) -> list[float]:
+        """A number for each channel of a picture."""
+        found = self.file.metadata.get(self.field(key))
+        numbers = found.tolist() if isinstance(found, np.ndarray) else []
+        if len(numbers) != CHANNELS or not all(isinstance(n, float) for n in numbers):
+            raise self.file.error(f"has no three numbers in the field '{self.name}.{key}'")
+        if not all(0 < abs(number) < 1e3 or number == 0 for number in numbers):
+            raise self.file.error(f"has {numbers} in the field '{self.name}.{key}'")
+        return [float(str(np.float32(number))) for number in numbers]
+
+    def normalized(self) -> dict[str, Any]:
+        """How the colours of a picture become numbers."""
+        std = self.rgb("vision.image_std")
+        if not all(number > 0 for number in std):
+            raise self.file.error(f"has {std} in the field '{self.name}.vision.image_std'")
+        return {
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": self.rgb("vision.image_mean"),
+            "image_std": std,
+            "rescale_factor": 1 / 255,
+        }
+
+
+def text_name(name: str) -> str:
+    """What a tensor of a text is called where the text is part of more."""
+    return TEXT + name.removeprefix("model.") if name.startswith("model.") else name
+
+
+def with_biases(tensors: dict[str, tuple[str, tuple[str | int, ...]]]) -> dict[str, Tensor]:
+    """Names in the file, without their ends -> names in the checkpoint and shapes of matrices, and
+    the biases of these."""
+    return {
+        f"{name}.{end}": Tensor(f"{own}.{end}", shape if end == "weight" else shape[:1])
+        for name, (own, shape) in tensors.items()
+        for end in ("weight", "bias")
+    }

@@ -1,0 +1,162 @@
+"""``python -m tests.zoo.gguf_pictures [NAMES]``: models that read pictures out of two GGUF files
+that llama.cpp's own converter wrote, judged as their checkpoints are (``mixed.py``).  One JSON line
+per model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cpu_backend.errors import ConfigError
+from cpu_backend.gguf import folder as gguf_folder
+from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
+from cpu_backend.gguf.projectors import KNOWN
+from cpu_backend.gguf.reader import GgufFile
+from tests.zoo import gguf_files, images, judge, mixed
+from tests.zoo.build import BASE
+from tests.zoo.judge import Outcome
+from tests.zoo.media import MediaSpec
+from tools import llama_cpp
+
+# What GGUF files do not say and llama.cpp takes for granted.
+GRANTED: dict[str, dict[str, dict[str, Any]]] = {
+    "Gemma3ForConditionalGeneration": {"text_config": gguf_files.GRANTED["Gemma3ForCausalLM"]},
+    "Qwen2_5_VLForConditionalGeneration": {
+        "vision_config": {"tokens_per_second": 2, "window_size": 112}
+    },
+}
+PROCESSOR = "processor_config.json"
+# What the converter always writes in 16 bits.
+ROUNDED = ("mm_input_projection_weight",)
+# Of processors, what files do not say: published sizes are taken.
+UNSAID = {"size", "max_frames", "max_video_tokens", "min_frames", "return_metadata", "fps"}
+UNSAID |= {"do_sample_frames"}
+
+
+def names() -> list[str]:
+    """Of the models whose projectors are read."""
+    return sorted(known.class_name for known in KNOWN)
+
+
+def granted(spec: MediaSpec) -> MediaSpec:
+    """A model that the converter can write."""
+    own = {part: {**spec.config[part], **more} for part, more in GRANTED.get(spec.name, {}).items()}
+    return replace(spec, config={**spec.config, **own})
+
+
+def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
+    """A folder with the two files, and the processor that is read out of them."""
+    from transformers import AutoProcessor
+
+    out = checkpoint / "gguf"
+    out.mkdir()
+    _fill_vocabulary(checkpoint / "tokenizer.json")
+    llama_cpp.convert(checkpoint, out / "F32.gguf", "F32", "said")
+    llama_cpp.convert(checkpoint, out / "mmproj-F32.gguf", "F32", "mmproj")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(ROUNDED):
+                weight.copy_(weight.half())
+    os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
+    read = Path(gguf_folder.prefer_folder({"model": str(out)})["model"])
+    _take_unsaid(read / PROCESSOR, checkpoint / PROCESSOR)
+    return out, AutoProcessor.from_pretrained(read)
+
+
+def _take_unsaid(ours: Path, theirs: Path) -> None:
+    """Sizes that fit the small model, in place of published ones."""
+    said, wanted = json.loads(ours.read_text()), json.loads(theirs.read_text())
+    for part in [part for part, fields in said.items() if isinstance(fields, dict)]:
+        said[part] |= {name: wanted[part][name] for name in UNSAID & wanted[part].keys()}
+    ours.write_text(json.dumps(said))
+
+
+def _fill_vocabulary(path: Path) -> None:
+    """Some converters drop the rows of a table that have no token, and a file has to have a merge:
+    of two bytes that are in no text."""
+    said = json.loads(path.read_text())
+    tokens, zero = said["model"]["vocab"], "\u0100"
+    tokens[2 * zero] = len(tokens)
+    tokens |= {f"<{number}>": number for number in range(len(tokens), BASE["vocab_size"])}
+    said["model"]["merges"] = [[zero, zero]]
+    path.write_text(json.dumps(said))
+
+
+def examine(spec: MediaSpec, folder: Path) -> Outcome:
+    """Runs in a process of its own."""
+    outcome = mixed.examine(granted(spec), folder, lambda model: served(model, folder))
+    if outcome.state != judge.RIGHT:
+        return outcome
+    faults = [*_processor_faults(folder), *damaged(folder / "gguf")]
+    return Outcome(judge.WRONG, "; ".join(faults)) if faults else outcome
+
+
+def _processor_faults(folder: Path) -> list[str]:
+    """In what the processor differs from that of the checkpoint."""
+    ours = _processor(next((folder / "cache").rglob(PROCESSOR)))
+    theirs = _processor(folder / PROCESSOR)
+    return [
+        f"{part}.{name}: {found} and not {theirs[part][name]}"
+        for part, fields in ours.items()
+        for name, found in fields.items()
+        if name not in UNSAID and not _same(found, theirs[part].get(name))
+    ]
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """In fp32, if they are numbers."""
+    if isinstance(found, list):
+        return bool(np.array_equal(np.float32(found), np.float32(wanted)))
+    return bool(found == wanted)
+
+
+def _processor(path: Path) -> dict[str, dict[str, Any]]:
+    said = json.loads(path.read_text())
+    own = {name: value for name, value in said.items() if not isinstance(value, dict)}
+    return {"": own} | {name: value for name, value in said.items() if isinstance(value, dict)}
+
+
+def damaged(folder: Path) -> list[str]:
+    """What else than one sentence the file of pictures comes to with a field of another kind or a
+    tensor less."""
+    path = folder / "mmproj-F32.gguf"
+    text = Checkpoint(GgufFile(folder / "F32.gguf"))
+    faults = []
+    for key in [key for key in GgufFile(path).metadata if key.startswith("clip.")]:
+        for value in gguf_files.OTHERS:
+            file = GgufFile(path)
+            file.metadata[key] = value
+            faults += _other_than_a_sentence(file, text, f"{key} = {value!r}")
+    for missing in GgufFile(path).tensors:
+        file = GgufFile(path)
+        del file.tensors[missing]
+        faults += _other_than_a_sentence(file, text, f"without {missing}")
+    return faults
+
+
+def _other_than_a_sentence(file: GgufFile, text: Checkpoint, what: str) -> list[str]:
+    try:
+        Pictures(file, text)
+    except ConfigError as error:
+        return [f"{what}: {error}"] if "\n" in str(error) else []
+    except Exception as error:
+        return [f"{what}: {type(error).__name__}: {error}"]
+    return []
+
+
+def main() -> int:
+    """Of all that are known if none is named."""
+    specs = {spec.name: spec for spec in images.SPECS}
+    return gguf_files.report((specs[name] for name in sys.argv[1:] or names()), examine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
