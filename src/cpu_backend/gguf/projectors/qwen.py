@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 and 3 VL: towers over pictures of any size, four patches to a token."""
+"""Qwen 2, 2.5 and 3 VL, Qwen 3.5: towers over pictures of any size, four patches to a token."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Qwen(Projector):
         super().__init__(file, text)
         found = text.file.metadata.get(f"{text.name}.rope.dimension_sections")
         sections = [int(n) for n in found.tolist()] if isinstance(found, np.ndarray) else []
-        if len(sections) != 4 or sections[3] or 2 * sum(sections) != text.head_dim:
+        rotated = text.size("rope.dimension_count", text.head_dim)
+        if len(sections) != 4 or sections[3] or 2 * sum(sections) != rotated:
             raise text.file.error("does not say which rotations are of a picture's height")
         self.sections = sections[:3]
 
@@ -112,6 +113,8 @@ class Qwen(Projector):
         scaling: dict[str, Any] = {"rope_type": "default", "mrope_section": self.sections}
         if self.interleaved:
             scaling["mrope_interleaved"] = True
+        if partial := config.get("partial_rotary_factor"):
+            scaling["partial_rotary_factor"] = partial
         return super().of_text(config) | {"rope_scaling": scaling}
 
     def processor(self) -> dict[str, Any]:
@@ -288,4 +291,20 @@ class Qwen3VlMoe(Qwen3Vl):
     model_type, text_type = "qwen3_vl_moe", "qwen3_vl_moe_text"
 
 
-KNOWN = (Qwen2Vl, Qwen25Vl, Qwen3Vl, Qwen3VlMoe)
+class Qwen35(Qwen3Vl):
+    """Qwen 3.5, where nothing but the last layer's results goes to the text."""
+
+    texts = ("qwen35",)
+    class_name = "Qwen3_5ForConditionalGeneration"
+    model_type, text_type = "qwen3_5", "qwen3_5_text"
+
+
+class Qwen35Moe(Qwen3Vl):
+    """Qwen 3.5 with experts."""
+
+    texts = ("qwen35moe",)
+    class_name = "Qwen3_5MoeForConditionalGeneration"
+    model_type, text_type = "qwen3_5_moe", "qwen3_5_moe_text"
+
+
+KNOWN = (Qwen2Vl, Qwen25Vl, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe)
