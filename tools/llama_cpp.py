@@ -115,6 +115,9 @@ def _add_vocabulary(writer: Any, checkpoint: Path, types: Any) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(names)
     writer.add_token_types([types.CONTROL if n in special else types.NORMAL for n in names])
+    named = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    for role in ("bos", "eos", "pad", "unk"):
+        getattr(writer, f"add_{role}_token_id")(tokens[named[f"{role}_token"]])
     writer.add_token_merges([" ".join(merge) for merge in said["model"]["merges"]])
 
 

@@ -56,8 +56,8 @@ def gemma4_unified(folder: Path) -> Any:
 
 
 def _gemma4(make: Any, sounds_and_images: tuple[Any, Any], videos: Any, folder: Path) -> Any:
-    image, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
-    audio = ("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
+    image, begin, end = "<|image|>", "<|image>", "<image|>"
+    audio = ("<|audio|>", "<|audio>", "<audio|>")
     named = {"image_token": image, "boi_token": begin, "eoi_token": end}
     named |= dict(zip(("audio_token", "boa_token", "eoa_token"), audio, strict=True))
     tokenizer = write_tokenizer(folder, [*named.values(), "<|video|>"], extra_special_tokens=named)

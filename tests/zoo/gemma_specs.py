@@ -42,8 +42,8 @@ GEMMA4_IDS = {
 # Of three frames at most, which are computed at once.
 SHORT_VIDEOS = tuple(replace(video, frames=2 + video.seed % 2) for video in VIDEOS)
 GEMMA4_MORE = (
-    *beside("<|video|>", SHORT_VIDEOS, "<image_soft_token>"),
-    *beside("<audio_soft_token>", SOUNDS[1:], "<image_soft_token>"),
+    *beside("<|video|>", SHORT_VIDEOS, "<|image|>"),
+    *beside("<|audio|>", SOUNDS[1:], "<|image|>"),
 )
 GEMMA4_OPTIONS = {
     "limit_mm_per_prompt": {"image": 2, "audio": 1, "video": {"count": 1, "num_frames": 3}}
@@ -142,7 +142,7 @@ SPECS = (
             "tie_word_embeddings": True,
         },
         processor=gemma_processors.gemma4,
-        cases=shown("<image_soft_token>", PICTURES),
+        cases=shown("<|image|>", PICTURES),
         more=GEMMA4_MORE,
         chunk=256,
         options=GEMMA4_OPTIONS,
@@ -175,7 +175,7 @@ SPECS = (
             "tie_word_embeddings": True,
         },
         processor=gemma_processors.gemma4_unified,
-        cases=shown("<image_soft_token>", PICTURES),
+        cases=shown("<|image|>", PICTURES),
         more=GEMMA4_MORE,
         chunk=256,
         options=GEMMA4_OPTIONS,

@@ -29,6 +29,11 @@ from tools import llama_cpp
 # What GGUF files do not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, dict[str, Any]]] = {
     "Gemma3ForConditionalGeneration": {"text_config": gguf_files.GRANTED["Gemma3ForCausalLM"]},
+    # Of the small models, which have inputs per layer.
+    "Gemma4ForConditionalGeneration": {
+        "text_config": {"use_bidirectional_attention": None},
+        "vision_config": {"standardize": True, "use_clipped_linears": True},
+    },
     "Qwen2_5_VLForConditionalGeneration": {
         "vision_config": {"tokens_per_second": 2, "window_size": 112}
     },
@@ -38,7 +43,8 @@ PROCESSOR = "processor_config.json"
 ROUNDED = ("mm_input_projection_weight",)
 # Of processors, what files do not say: published sizes are taken.
 UNSAID = {"size", "max_frames", "max_video_tokens", "min_frames", "return_metadata", "fps"}
-UNSAID |= {"do_sample_frames"}
+UNSAID |= {"do_sample_frames", "image_seq_length", "audio_seq_length", "max_soft_tokens"}
+UNSAID |= {"default_output_length"}  # of configs
 
 
 def names() -> list[str]:
@@ -67,14 +73,15 @@ def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
                 weight.copy_(weight.half())
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     read = Path(gguf_folder.prefer_folder({"model": str(out)})["model"])
-    _take_unsaid(read / PROCESSOR, checkpoint / PROCESSOR)
+    for name in (PROCESSOR, "config.json"):
+        _take_unsaid(read / name, checkpoint / name)
     return out, AutoProcessor.from_pretrained(read)
 
 
 def _take_unsaid(ours: Path, theirs: Path) -> None:
     """Sizes that fit the small model, in place of published ones."""
     said, wanted = json.loads(ours.read_text()), json.loads(theirs.read_text())
-    for part in [part for part, fields in said.items() if isinstance(fields, dict)]:
+    for part in [part for part, fields in wanted.items() if isinstance(fields, dict)]:
         said[part] |= {name: wanted[part][name] for name in UNSAID & wanted[part].keys()}
     ours.write_text(json.dumps(said))
 

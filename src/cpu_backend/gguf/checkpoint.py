@@ -135,9 +135,8 @@ class Pictures(Weights):
         self.projector: Projector = projectors.find(file, text.architecture)
         sizes = self.projector.sizes()
         self.entries = self.read("", "", self.projector.outer(), sizes)
-        for number in range(self.projector.num_layers):
-            block, prefix = f"v.blk.{number}.", self.projector.prefix(number)
-            self.entries |= self.read(block, prefix, self.projector.layer(), sizes)
+        for block, prefix, tensors in self.projector.blocks():
+            self.entries |= self.read(block, prefix, tensors, sizes)
         self.check_all_used(self.entries.values(), lambda name: False)
         self.config = self.projector.config()
         self.processor = self.projector.processor()

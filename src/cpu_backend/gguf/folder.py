@@ -183,7 +183,7 @@ def _with_pictures(
     return files | {
         "config.json": {
             **pictures.config,
-            **{f"{mark}{projector.numbered}": ids[token] for mark, token in marks.items()},
+            **projector.numbers(marks, ids),
             **whole,
             "tie_word_embeddings": text["tie_word_embeddings"],
             "text_config": projector.of_text(text),

@@ -6,20 +6,21 @@ llama.cpp calls such a file a multimodal projector: mmproj-*.gguf, of the archit
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.projectors import gemma, qwen
+from cpu_backend.gguf.projectors import gemma, gemma4, qwen
 from cpu_backend.gguf.projectors.base import Projector
 from cpu_backend.gguf.reader import GgufFile
 
 __all__ = ["Projector", "find"]
 
-KNOWN: tuple[type[Projector], ...] = (*gemma.KNOWN, *qwen.KNOWN)
+KNOWN: tuple[type[Projector], ...] = (*gemma.KNOWN, *gemma4.KNOWN, *qwen.KNOWN)
 
 
 def find(file: GgufFile, text: Architecture) -> Projector:
     """What the file holds; raises ConfigError where that is not known or not for ``text``."""
     if file.get("general.architecture", str) != "clip":
         raise file.error("holds no projector of pictures")
-    kind = file.get("clip.projector_type", str, "")
+    kinds = (file.get(f"clip.{of}projector_type", str, "") for of in ("", "vision."))
+    kind = next(filter(None, kinds), "")
     of_kind = [known for known in KNOWN if known.kind == kind]
     if not of_kind:
         raise file.error(

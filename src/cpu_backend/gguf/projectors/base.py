@@ -26,7 +26,7 @@ class Projector(Metadata):
     model_type: of Hugging Face, of the whole.  text_type: that of its text.  marks: the tokens that
     stand for pictures, by the names that a tokenizer has for them.  numbered: with which behind
     them config.json has their numbers.  unused: tokens that mean nothing, one of which takes the
-    place of an image's where a converter has left that out.
+    place of an image's where a converter has left that out.  hears: there may be a tower of sounds.
     """
 
     harmless = frozenset(("has_text_encoder", "has_llava_projector", "has_audio_encoder"))
@@ -35,20 +35,27 @@ class Projector(Metadata):
     marks: Mapping[str, str] = {}
     numbered = "_id"
     unused: tuple[str, ...] = ()
+    hears = False
 
     def __init__(self, file: GgufFile, text: Architecture) -> None:
         super().__init__(file)
-        self.field("projector_type")
+        self.text("projector_type", "")
         width, wanted = self.size("vision.projection_dim"), text.size("embedding_length")
         if width != wanted:
             raise file.error(f"makes hidden states of {width} channels, and its text has {wanted}")
-        if not self.flag("has_vision_encoder", True) or self.flag("has_audio_encoder", False):
-            raise self.refuse("holds something else than a tower of pictures")
+        if not self.flag("has_vision_encoder", True):
+            raise self.refuse("holds no tower of pictures")
+        if self.flag("has_audio_encoder", False) and not self.hears:
+            raise self.refuse("holds a tower of sounds")
 
     @property
     def num_layers(self) -> int:
         """Of the tower."""
-        layers = self.size("vision.block_count")
+        return self.count("vision.block_count")
+
+    def count(self, key: str) -> int:
+        """A number of layers."""
+        layers = self.size(key)
         if layers > len(self.file.tensors):  # before there is a list of that length
             raise self.file.error(f"has {layers} layers and {len(self.file.tensors)} tensors")
         return layers
@@ -83,6 +90,18 @@ class Projector(Metadata):
         """What the names of a layer's tensors begin with in a checkpoint."""
         raise NotImplementedError
 
+    def blocks(self) -> list[tuple[str, str, dict[str, Tensor]]]:
+        """What the names of each layer's tensors begin with, in the file and in a checkpoint, and
+        the tensors."""
+        return [(f"v.blk.{n}.", self.prefix(n), self.layer()) for n in range(self.num_layers)]
+
+    def shape_of(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """The shape of a tensor of the file, which says what no field does."""
+        found = self.file.tensors.get(name)
+        if found is None or len(found.shape) != dimensions:
+            raise self.file.error(f"has no tensor '{name}' of {dimensions} dimensions")
+        return found.shape
+
     def vision(self) -> dict[str, Any]:
         """``vision_config`` of config.json."""
         raise NotImplementedError
@@ -109,6 +128,10 @@ class Projector(Metadata):
             if token not in ids:
                 raise self.file.error(f"needs the token '{token}', which its text has not")
         return marks
+
+    def numbers(self, marks: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, int]:
+        """Those of ``marks``, by their names in config.json."""
+        return {f"{mark}{self.numbered}": ids[token] for mark, token in marks.items()}
 
     def config(self) -> dict[str, Any]:
         """config.json, but for its text and what this shares with the whole."""

@@ -157,10 +157,7 @@ class Qwen2Vl(Qwen):
     @property
     def ffn(self) -> int:
         """The width of a layer's second half, which the field does not say."""
-        found = self.file.tensors.get("v.blk.0.ffn_up.weight")
-        if found is None or len(found.shape) != 2:
-            raise self.file.error("has no tensor 'v.blk.0.ffn_up.weight'")
-        return found.shape[0]
+        return self.shape_of("v.blk.0.ffn_up.weight", 2)[0]
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"ffn": self.ffn}
