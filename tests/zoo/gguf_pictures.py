@@ -5,6 +5,7 @@ per model.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import folder as gguf_folder
 from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.projectors import KNOWN
+from cpu_backend.gguf.projectors.lfm2 import TILES
 from cpu_backend.gguf.reader import GgufFile
 from tests.zoo import gguf_files, images, judge, mixed
 from tests.zoo.build import BASE
@@ -34,9 +36,17 @@ GRANTED: dict[str, dict[str, dict[str, Any]]] = {
         "text_config": {"use_bidirectional_attention": None},
         "vision_config": {"standardize": True, "use_clipped_linears": True},
     },
+    "Mistral3ForConditionalGeneration": {
+        "text_config": gguf_files.GRANTED["Ministral3ForCausalLM"]
+    },
     "Qwen2_5_VLForConditionalGeneration": {
         "vision_config": {"tokens_per_second": 2, "window_size": 112}
     },
+}
+# What published configs say and transformers does not.
+NAMED_TEXTS = {
+    "Idefics3ForConditionalGeneration": "VLlama3ForCausalLM",
+    "Lfm2VlForConditionalGeneration": "Lfm2ForCausalLM",
 }
 PROCESSOR = "processor_config.json"
 # What the converter always writes in 16 bits.
@@ -44,6 +54,7 @@ ROUNDED = ("mm_input_projection_weight",)
 # Of processors, what files do not say: published sizes are taken.
 UNSAID = {"size", "max_frames", "max_video_tokens", "min_frames", "return_metadata", "fps"}
 UNSAID |= {"do_sample_frames", "image_seq_length", "audio_seq_length", "max_soft_tokens"}
+UNSAID |= {*TILES, "return_row_col_info"}
 UNSAID |= {"default_output_length"}  # of configs
 
 
@@ -54,8 +65,14 @@ def names() -> list[str]:
 
 def granted(spec: MediaSpec) -> MediaSpec:
     """A model that the converter can write."""
+    if spec.name in NAMED_TEXTS:
+        spec = replace(spec, published_config=functools.partial(_name_text, spec.name))
     own = {part: {**spec.config[part], **more} for part, more in GRANTED.get(spec.name, {}).items()}
     return replace(spec, config={**spec.config, **own})
+
+
+def _name_text(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    return config | {"text_config": {**config["text_config"], "architectures": [NAMED_TEXTS[name]]}}
 
 
 def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:

@@ -137,7 +137,7 @@ class Pictures(Weights):
         self.entries = self.read("", "", self.projector.outer(), sizes)
         for block, prefix, tensors in self.projector.blocks():
             self.entries |= self.read(block, prefix, tensors, sizes)
-        self.check_all_used(self.entries.values(), lambda name: False)
+        self.check_all_used(self.entries.values(), self.projector.ignored)
         self.config = self.projector.config()
         self.processor = self.projector.processor()
         for field in self.projector.unread():

@@ -179,7 +179,6 @@ def _with_pictures(
     marks = projector.marks_in(ids)
     whole = {name: text.pop(name) for name in ("quantization_config", "transformers_version")}
     whole["quantization_config"]["pictures"] = str(pictures.file.path)
-    del text["architectures"]
     return files | {
         "config.json": {
             **pictures.config,

@@ -6,13 +6,15 @@ llama.cpp calls such a file a multimodal projector: mmproj-*.gguf, of the archit
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.projectors import gemma, gemma4, qwen
+from cpu_backend.gguf.projectors import gemma, gemma4, lfm2, pixtral, qwen, smolvlm
 from cpu_backend.gguf.projectors.base import Projector
 from cpu_backend.gguf.reader import GgufFile
 
 __all__ = ["Projector", "find"]
 
-KNOWN: tuple[type[Projector], ...] = (*gemma.KNOWN, *gemma4.KNOWN, *qwen.KNOWN)
+KNOWN: tuple[type[Projector], ...] = (
+    *(*gemma.KNOWN, *gemma4.KNOWN, *lfm2.KNOWN, *pixtral.KNOWN, *qwen.KNOWN, *smolvlm.KNOWN),
+)
 
 
 def find(file: GgufFile, text: Architecture) -> Projector:

@@ -16,17 +16,20 @@ from cpu_backend.gguf.metadata import Metadata
 from cpu_backend.gguf.reader import GgufFile
 
 CHANNELS = 3
-TEXT = "model.language_model."  # before the names of a text's tensors, but for the output layer
+ALONE = "model."  # before the names of a text that is a model of its own
 
 
 class Projector(Metadata):
     """A tower over patches of pictures, and what leads from it to a text.
 
     kind: its name in files.  texts: the architectures of texts that it is for.  class_name,
-    model_type: of Hugging Face, of the whole.  text_type: that of its text.  marks: the tokens that
-    stand for pictures, by the names that a tokenizer has for them.  numbered: with which behind
-    them config.json has their numbers.  unused: tokens that mean nothing, one of which takes the
-    place of an image's where a converter has left that out.  hears: there may be a tower of sounds.
+    model_type: of Hugging Face, of the whole.  text_type: that of its text, if it is another than
+    that of the text alone.  marks: the tokens that stand for pictures, by the names that a
+    tokenizer has for them.  numbered: with which behind them config.json has their numbers.
+    unused: tokens that mean nothing, one of which takes the place of an image's where a converter
+    has left that out.  hears: there may be a tower of sounds.
+    text_weights, text_modules: what takes the place of "model." before the names of a text's
+    tensors in a checkpoint, and of its modules in the host.
     """
 
     harmless = frozenset(("has_text_encoder", "has_llava_projector", "has_audio_encoder"))
@@ -35,6 +38,8 @@ class Projector(Metadata):
     marks: Mapping[str, str] = {}
     numbered = "_id"
     unused: tuple[str, ...] = ()
+    text_weights = "model.language_model."
+    text_modules = "language_model.model."
     hears = False
 
     def __init__(self, file: GgufFile, text: Architecture) -> None:
@@ -102,6 +107,21 @@ class Projector(Metadata):
             raise self.file.error(f"has no tensor '{name}' of {dimensions} dimensions")
         return found.shape
 
+    def ignored(self, name: str) -> bool:
+        """Whether a tensor of the file is of no use here."""
+        del name
+        return False
+
+    def weight_of_text(self, name: str) -> str:
+        """What a tensor of the text is called where the text is a part."""
+        begin, rest = name[: len(ALONE)], name[len(ALONE) :]
+        return self.text_weights + rest if begin == ALONE else name
+
+    def module_of_text(self, name: str) -> str:
+        """What a module of the host is called where the text is alone, or "" if it is of another
+        part."""
+        return ALONE + name[len(self.text_modules) :] if name.startswith(self.text_modules) else ""
+
     def vision(self) -> dict[str, Any]:
         """``vision_config`` of config.json."""
         raise NotImplementedError
@@ -112,7 +132,7 @@ class Projector(Metadata):
 
     def of_text(self, config: dict[str, Any]) -> dict[str, Any]:
         """``text_config`` of config.json, of what that of the text alone says."""
-        return config | {"model_type": self.text_type}
+        return config | ({"model_type": self.text_type} if self.text_type else {})
 
     def processor(self) -> dict[str, Any]:
         """processor_config.json."""
@@ -168,9 +188,9 @@ class Projector(Metadata):
         }
 
 
-def text_name(name: str) -> str:
-    """What a tensor of a text is called where the text is part of more."""
-    return TEXT + name.removeprefix("model.") if name.startswith("model.") else name
+def patches_last(weight: Any) -> Any:
+    """A matrix over the pixels of patches, of a convolution."""
+    return weight.permute(0, 2, 3, 1).flatten(1)
 
 
 def with_biases(tensors: dict[str, tuple[str, tuple[str | int, ...]]]) -> dict[str, Tensor]:

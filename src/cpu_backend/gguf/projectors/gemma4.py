@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cpu_backend.gguf.architectures.tensors import Tensor
-from cpu_backend.gguf.projectors.base import CHANNELS, Projector
+from cpu_backend.gguf.projectors.base import CHANNELS, Projector, patches_last
 
 VISION, AUDIO = "model.vision_tower.", "model.audio_tower."
 CLIPPED = tuple(f"{way}_{end}" for way in ("input", "output") for end in ("min", "max"))
@@ -15,11 +15,6 @@ CLIPPED = tuple(f"{way}_{end}" for way in ("input", "output") for end in ("min",
 POOLED = 3  # patches along a side that become one token
 IMAGE_TOKENS, FRAME_TOKENS = 280, 70
 SOUND_TOKENS, MILLISECONDS = 750, 40  # at most; of one
-
-
-def patches_last(weight: Any) -> Any:
-    """A matrix over the pixels of patches, of a convolution."""
-    return weight.permute(0, 2, 3, 1).flatten(1)
 
 
 def scalar(weight: Any) -> Any:

@@ -22,7 +22,6 @@ import torch
 from cpu_backend.gguf import blocks
 from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.folder import METHOD
-from cpu_backend.gguf.projectors.base import text_name
 from cpu_backend.gguf.reader import BlockType, GgufFile
 from cpu_backend.host.bases import (
     DefaultModelLoader,
@@ -50,8 +49,6 @@ from cpu_backend.layers.quantization.gguf_blocks import (
 )
 from cpu_backend.layers.quantization.gguf_experts import CpuGgufExpertsMethod, experts_of
 from cpu_backend.layers.quantization.packing import OwnConfig, naming, run, shards_of
-
-OF_TEXT = "language_model."  # before the modules of a text that is part of a model
 
 
 @functools.lru_cache(maxsize=1)
@@ -92,9 +89,9 @@ class CpuGgufConfig(OwnConfig):
             name = checkpoint.table if checkpoint.tied else checkpoint.head
             return CpuGgufMethod([checkpoint.entries[name].kind], checkpoint.file.order)
         if self.pictures:
-            if not prefix.startswith(OF_TEXT):
+            prefix = pictures_of(self.pictures, self.file).projector.module_of_text(prefix)
+            if not prefix:
                 return UnquantizedLinearMethod()
-            prefix = prefix.removeprefix(OF_TEXT)
         if isinstance(layer, RoutedExperts):
             entries = experts_of(checkpoint, prefix)
             return CpuGgufExpertsMethod(layer.moe_config, entries, checkpoint.file.order)
@@ -251,7 +248,7 @@ def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     for name, entry in pictures.entries.items():
         yield name, pictures.values(entry)
     for name, tensor in text:
-        yield text_name(name), tensor
+        yield pictures.projector.weight_of_text(name), tensor
 
 
 def _weights_of_text(
