@@ -386,7 +386,7 @@ def test_engine_arguments_keep_the_users_name(
     (tmp_path / "mmproj-F16.gguf").touch()
     named = folder.prefer_folder({"model": path, "served_model_name": ["me"]})
     [record] = caplog.records
-    assert "'mmproj-F16.gguf' is not read: a model in a GGUF file takes text" in record.getMessage()
+    assert "pictures are not read by 'mmproj-F16.gguf'" in record.getMessage()
     assert named["served_model_name"] == ["me"]
     for other in ({"model": str(tmp_path / "cache")}, {"model": "someone/some-model"}, {}):
         assert folder.prefer_folder(other) is other
@@ -401,7 +401,9 @@ def test_arguments_made_before_the_host_was_changed_name_the_folder_too(
     monkeypatch.setattr(engine_arguments.preflight, "look", lambda *_: None)
     monkeypatch.setattr(engine_arguments.settings, "look", lambda _: None)
     path = str(write(tmp_path / "model.gguf"))
-    empty = dict.fromkeys(("tokenizer", "served_model_name", "revision"))
+    empty = dict.fromkeys(
+        ("tokenizer", "served_model_name", "revision", "model_loader_extra_config")
+    )
     arguments = SimpleNamespace(model=path, load_format="auto", **empty)
     engine_arguments._after_a_look(lambda self: None)(arguments)
     assert Path(arguments.model).parent == cache

@@ -9,6 +9,7 @@ change) and never seen half-written.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.tokenizer import GgufTokenizer
 from cpu_backend.gguf.vocabulary import ends
+from cpu_backend.serving import packages
 
 logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
@@ -33,6 +35,10 @@ SENTENCE_MODULES, POOLING = "sentence_transformers.models", "1_Pooling"
 
 # Raise this when the files written from the same GGUF file change.
 FORMAT_VERSION = 3
+
+
+class PicturesError(ConfigError):
+    """A file to read pictures by is damaged, or not for the text beside it."""
 
 
 def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +58,14 @@ def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
     if named is not None:
         changed["model_loader_extra_config"] = {k: v for k, v in options.items() if k != NAMED}
     own_tokenizer = not arguments.get("tokenizer")
-    changed["model"] = str(model_folder(file, own_tokenizer, _pictures(file, named, own_tokenizer)))
+    pictures = _pictures(file, named, own_tokenizer)
+    try:
+        changed["model"] = str(model_folder(file, own_tokenizer, pictures))
+    except PicturesError as error:
+        if named:
+            raise
+        _warn(pictures, error)
+        changed["model"] = str(model_folder(file, own_tokenizer))
     if not arguments.get("served_model_name"):
         changed["served_model_name"] = [str(model)]
     if arguments.get("load_format", "auto") == "auto":
@@ -72,14 +85,17 @@ def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None
     fitting = []
     for path in found:
         try:
-            projectors.find(GgufFile(path), text)
+            projector = projectors.find(GgufFile(path), text)
+            for package in projector.needs:
+                if importlib.util.find_spec(package) is None:
+                    raise packages.missing(projector.class_name, package)
             if not own_tokenizer:
-                raise ConfigError("The file's own tokenizer is needed for it: leave --tokenizer.")
+                raise ConfigError("It needs the model's own tokenizer: leave out --tokenizer.")
             fitting.append(path)
         except ConfigError as error:
             if named:
                 raise
-            logger.warning("cpu_backend: pictures are not read by '%s'. %s", path.name, error)
+            _warn(path, error)
     if not fitting:
         return None
     chosen = max(fitting, key=lambda path: (path.stat().st_size, path.name))
@@ -87,11 +103,17 @@ def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None
     return chosen
 
 
+def _warn(pictures: Path | None, error: ConfigError) -> None:
+    assert pictures is not None
+    logger.warning("cpu_backend: pictures are not read by '%s'. %s", pictures.name, error)
+
+
 def model_folder(path: Path, with_tokenizer: bool = True, pictures: Path | None = None) -> Path:
     """The folder that stands for the GGUF file ``path``; made if it is not there.  pictures: the
     file by which it reads pictures.
 
-    Raises ConfigError where the file is no whole model of a supported architecture.
+    Raises ConfigError where the file is no whole model of a supported architecture, PicturesError
+    where the other one is of no use for it.
     """
     files = [file.expanduser().absolute() for file in (path, pictures) if file is not None]
     identity = (FORMAT_VERSION, *map(_identity, files), with_tokenizer)
@@ -108,8 +130,11 @@ def model_folder(path: Path, with_tokenizer: bool = True, pictures: Path | None 
         files_of_text = _files(checkpoint, tokenizer)
         if pictures is not None:
             assert tokenizer is not None
-            read_by = Pictures(GgufFile(files[1]), checkpoint)
-            files_of_text = _with_pictures(files_of_text, read_by, tokenizer)
+            try:
+                read_by = Pictures(GgufFile(files[1]), checkpoint)
+                files_of_text = _with_pictures(files_of_text, read_by, tokenizer)
+            except ConfigError as error:
+                raise PicturesError(str(error)) from error
         try:
             _write(files_of_text, tokenizer, target)
         except OSError as error:
@@ -178,13 +203,18 @@ def _with_pictures(
     text, ids, projector = files["config.json"], tokenizer.vocabulary.ids, pictures.projector
     marks = projector.marks_in(ids)
     whole = {name: text.pop(name) for name in ("quantization_config", "transformers_version")}
+    shared = (
+        "torch_dtype",
+        "tie_word_embeddings",
+        *(f"{part}_token_id" for part in ("bos", "eos", "pad")),
+    )
     whole["quantization_config"]["pictures"] = str(pictures.file.path)
     return files | {
         "config.json": {
             **pictures.config,
             **projector.numbers(marks, ids),
             **whole,
-            "tie_word_embeddings": text["tie_word_embeddings"],
+            **{name: text[name] for name in shared},
             "text_config": projector.of_text(text),
         },
         "tokenizer_config.json": files["tokenizer_config.json"] | marks,

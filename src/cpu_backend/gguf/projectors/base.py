@@ -27,7 +27,8 @@ class Projector(Metadata):
     that of the text alone.  marks: the tokens that stand for pictures, by the names that a
     tokenizer has for them.  numbered: with which behind them config.json has their numbers.
     unused: tokens that mean nothing, one of which takes the place of an image's where a converter
-    has left that out.  hears: there may be a tower of sounds.
+    has left that out.  hears: there may be a tower of sounds.  needs: packages without which
+    the host makes no processor.
     text_weights, text_modules: what takes the place of "model." before the names of a text's
     tensors in a checkpoint, and of its modules in the host.
     """
@@ -41,6 +42,7 @@ class Projector(Metadata):
     text_weights = "model.language_model."
     text_modules = "language_model.model."
     hears = False
+    needs: tuple[str, ...] = ("torchvision",)
 
     def __init__(self, file: GgufFile, text: Architecture) -> None:
         super().__init__(file)

@@ -18,6 +18,7 @@ class Idefics3(Siglip):
     model_type, text_type = "idefics3", "llama"
     vision_type = "idefics3_vision"
     tower = "model.vision_model."
+    needs = ()
     text_weights = text_modules = "model.text_model."
     marks: Mapping[str, str] = MappingProxyType(
         {
