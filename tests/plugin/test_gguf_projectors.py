@@ -170,9 +170,9 @@ def test_what_is_missing_for_pictures_leaves_the_text(
     changed = folder.prefer_folder({"model": str(model)})
     assert "vision_config" not in said(changed, "config.json")
     assert "needs the token '<image>', which its text has not" in caplog.text
+    named = {"model": str(model), "model_loader_extra_config": {"mmproj": str(file)}}
     with pytest.raises(ConfigError, match="needs the token '<image>'"):
-        named = {"mmproj": str(file)}
-        folder.prefer_folder({"model": str(model), "model_loader_extra_config": named})
+        folder.prefer_folder(named)
     with_marks(monkeypatch)
     changed = folder.prefer_folder({"model": str(model), "tokenizer": "someone's"})
     assert "vision_config" not in said(changed, "config.json")
