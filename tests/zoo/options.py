@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.zoo import judge, kinds, mixed, run
+from examples import quantize_model
+from tests.zoo import checkpoints, judge, kinds, mixed, run
 from tests.zoo.build import Spec, build
 from tests.zoo.media import MediaSpec
 from tests.zoo.run import Answer, Failed, Round, forked, generate
@@ -159,10 +160,15 @@ def _asked(spec: Spec, folder: Path, setting: Setting | None) -> list[list[Answe
     return generate(folder, options, again)
 
 
-def _make(spec: Spec, folder: Path) -> None:
+def _make(spec: Spec, folder: Path, scheme: str) -> None:
+    """The model, or a copy of it that is quantized."""
+    source = folder / "source" if scheme else folder
+    source.mkdir(exist_ok=True)
     if isinstance(spec, MediaSpec):
-        spec.processor(folder)
-    build(spec, folder)
+        spec.processor(source)
+    build(spec, source)
+    if scheme:
+        quantize_model.quantize(checkpoints.OF_TEXT[scheme][0], source, folder)
 
 
 def _tokens(answers: list[list[Answer]]) -> list[tuple[int, ...]]:
@@ -183,12 +189,12 @@ def examine(
     return (judge.RIGHT if _tokens(found) == wanted else DIFFERS), ""
 
 
-def examine_all(spec: Spec, only: str) -> Iterator[tuple[str, str, str, str]]:
+def examine_all(spec: Spec, only: str, scheme: str) -> Iterator[tuple[str, str, str, str]]:
     """The model's name, the setting's, state and words of each setting whose name has ``only`` in
-    it, a regular expression."""
+    it, a regular expression; ``scheme``: of quantization, if any."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        forked(_make, spec, folder)
+        forked(_make, spec, folder, scheme)
         wanted = _tokens(forked(_asked, spec, folder, None))
         for setting in settings():
             if re.search(only, setting.name):
@@ -199,11 +205,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.options", description=__doc__)
     parser.add_argument("names", nargs="+", help="architectures")
     parser.add_argument("--only", default="", help="a regular expression for settings")
+    parser.add_argument("--scheme", default="", help="of quantization (tests.zoo.checkpoints)")
     arguments = parser.parse_args()
     run.prepare()
     wrong = 0
     for name in arguments.names:
-        for found in examine_all(kinds.find(name)[1], arguments.only):
+        for found in examine_all(kinds.find(name)[1], arguments.only, arguments.scheme):
             print(json.dumps(found), flush=True)
             wrong += found[2] in {FAILS, DIFFERS}
     return int(wrong > 0)

@@ -33,6 +33,7 @@ class LlamaCppEngine:
         self.context_shape = (0, 0)
         self.batch = self.c.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._use_context(1, self.context_tokens)
+        self.eyes = self._open_eyes(settings["mmproj"]) if "mmproj" in settings else None
         built_for = re.findall(r"(\w+) = 1", self.c.llama_print_system_info().decode())
         self.versions = {
             "llama-cpp-python": self.c.__version__,
@@ -56,6 +57,44 @@ class LlamaCppEngine:
                 for sequence, result in enumerate(results)
             ]
         return results
+
+    def noise(self, medium: str, *sizes: int) -> Any:
+        """A picture of so many rows and columns."""
+        if medium != "image":
+            raise RuntimeError(f"no {medium} is given to llama.cpp here")
+        pixels = self.numpy.random.randint(0, 256, (*sizes, 3), self.numpy.uint8)
+        data = (ctypes.c_uint8 * pixels.size).from_buffer(pixels)
+        return self.mtmd.mtmd_bitmap_init(sizes[1], sizes[0], data)
+
+    def see(self, picture: Any) -> None:
+        """The logits behind a picture and a few words."""
+        self._use_context(1, self.context_tokens)
+        words = self.mtmd.mtmd_default_marker() + b"what is this"
+        text = self.mtmd.mtmd_input_text(words, len(words), False, True)
+        chunks = self.mtmd.mtmd_input_chunks_init()
+        pictures = (self.mtmd.mtmd_bitmap_p_ctypes * 1)(picture)
+        status = self.mtmd.mtmd_tokenize(self.eyes, chunks, ctypes.byref(text), pictures, 1)
+        end = self.c.llama_pos(0)
+        status = status or self.mtmd.mtmd_helper_eval_chunks(
+            self.eyes, self.context, chunks, 0, 0, BATCH_TOKENS, True, ctypes.byref(end)
+        )
+        self.mtmd.mtmd_input_chunks_free(chunks)
+        self.mtmd.mtmd_bitmap_free(picture)
+        if status != 0:
+            raise RuntimeError(f"llama.cpp answered {status} to a picture")
+
+    def _open_eyes(self, projector: str) -> Any:
+        """What reads pictures by the file ``projector``."""
+        from llama_cpp import mtmd_cpp
+
+        self.mtmd = mtmd_cpp
+        params = mtmd_cpp.mtmd_context_params_default()
+        params.use_gpu = params.warmup = params.print_timings = False
+        params.n_threads = self.threads
+        eyes = mtmd_cpp.mtmd_init_from_file(projector.encode(), self.model, params)
+        if not eyes:
+            raise RuntimeError(f"llama.cpp could not load {projector}")
+        return eyes
 
     def text(self, tokens: list[int]) -> str:
         room = ctypes.create_string_buffer(32 * len(tokens))
