@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 import openai
+from openai.types import Completion
 
 from tests.e2e.engine import NEW_TOKENS, check_replayed
 
@@ -107,6 +108,19 @@ class Server:
         )
         result: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
         return result
+
+    def begin_to_generate(self) -> openai.Stream[Completion]:
+        """A long answer, of which the first token has come."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model=self.model,
+            prompt="Tell me a story",
+            max_tokens=1900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        next(iter(stream))
+        return stream
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

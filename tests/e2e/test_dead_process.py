@@ -104,15 +104,7 @@ def test_killed_engine_ends_a_program_that_waits_for_it(model_path: str) -> None
 def test_server_that_stops_waits_for_no_one(model_path: str, tmp_path: Path) -> None:
     # The step in which the engine is takes for ever, and a client never ends its request.
     with Server(model_path, tmp_path / "log", "--max-model-len", "2048") as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        stream = client.completions.create(
-            model=server.model,
-            prompt="Tell me a story",
-            max_tokens=1900,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        next(iter(stream))
+        stream = server.begin_to_generate()
         half = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection(("127.0.0.1", server.port)) as unfinished:
             unfinished.sendall(half)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import openai
 import pytest
-from openai.types import Completion
 
 from tests.e2e.server import Server
 
@@ -103,7 +102,7 @@ def test_top_k_top_p_and_penalties_run(server: Server, client: openai.OpenAI) ->
 
 
 def test_client_that_leaves_frees_its_blocks(server: Server) -> None:
-    stream = _begin_to_generate(server)
+    stream = server.begin_to_generate()
     assert server.metric("vllm:num_requests_running") == 1
     stream.close()
     assert wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
@@ -132,7 +131,7 @@ def test_end_during_generation_leaves_no_process_and_no_file(
         running.environ["TMPDIR"] = name
         with running:
             assert any(path.is_socket() for path in Path(name).rglob("*"))
-            _begin_to_generate(running)
+            running.begin_to_generate()
             if options:
                 os.killpg(running.process.pid, signal.SIGINT)
             else:
@@ -141,17 +140,3 @@ def test_end_during_generation_leaves_no_process_and_no_file(
             assert wait_until(lambda: not running.group(), 20)
         left = {path.name.partition("_")[0] for path in Path(name).iterdir()}
         assert left <= {"cpu", "torchinductor"}  # folders that all servers share
-
-
-def _begin_to_generate(running: Server) -> openai.Stream[Completion]:
-    """A long answer, of which the first token has come."""
-    client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
-    stream = client.completions.create(
-        model=running.model,
-        prompt="Tell me a story",
-        max_tokens=1900,
-        stream=True,
-        extra_body={"ignore_eos": True},
-    )
-    next(iter(stream))
-    return stream

@@ -196,7 +196,7 @@ def test_what_is_missing_for_pictures_leaves_the_text(
         ({"use_gelu": False}, "another activation than SigLIP"),
         ({"vision.block_count": 1 << 20}, "1048576 layers and"),
         ({"vision.block_count": 2}, "no tensor 'v.blk.1.ln1.weight'"),
-        ({"vision.projector.scale_factor": 3}, "one of 3 of 4 patches"),
+        ({"vision.projector.scale_factor": 3}, "tensor 'mm.model.fc.weight' of shape"),
         ({"vision.image_std": [0.5, 0.0, 0.5]}, "vision.image_std"),
         ({"vision.feature_layer": 3}, "has the field 'clip.vision.feature_layer'"),
         ({"has_audio_encoder": True}, "a tower of sounds"),

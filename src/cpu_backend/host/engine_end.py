@@ -91,15 +91,10 @@ def _tell_requests(said: str) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _say(self, said)
+        self.args = (said,)
+        self.CLIENT_MESSAGE = said  # of hosts from 0.33 on, which answer with one of their own
 
     EngineDeadError.__init__ = init
-
-
-def _say(error: Any, said: str) -> None:
-    """In the log, and in the answer: hosts of 0.33 and later have a sentence of its own for it."""
-    error.args = (said,)
-    error.CLIENT_MESSAGE = said
 
 
 @patch("vllm.entrypoints.launchers.launcher", "serve_http(app, ...)")
@@ -135,12 +130,12 @@ def stop(original: Any) -> Any:
         self._was_stopped = True
         if is_finalizing():
             return
+        handler = getattr(self, "output_handler", None)  # a task, which original cancels
+        if handler is not None and not self.errored:
+            _tell_requests(STOPPED)  # the host may be faster to tell them that it is dead
         original(self, *args, **kwargs)
-        handler = getattr(self, "output_handler", None)  # the task that original has cancelled
         if handler is not None and (loop := handler.get_loop()).is_running():
-            error = EngineDeadError()
-            _say(error, STOPPED)
-            loop.call_soon_threadsafe(self.output_processor.propagate_error, error)
+            loop.call_soon_threadsafe(self.output_processor.propagate_error, EngineDeadError())
 
     return shutdown
 

@@ -29,6 +29,7 @@ class Projector(Metadata):
     unused: tokens that mean nothing, one of which takes the place of an image's where a converter
     has left that out.  hears: there may be a tower of sounds.  needs: packages without which
     the host makes no processor.
+    merge_field: says how many patches along a side are one token of the tower's channels together.
     text_weights, text_modules: what takes the place of "model." before the names of a text's
     tensors in a checkpoint, and of its modules in the host.
     """
@@ -42,6 +43,7 @@ class Projector(Metadata):
     text_weights = "model.language_model."
     text_modules = "language_model.model."
     hears = False
+    merge_field = ""
     needs: tuple[str, ...] = ("torchvision",)
 
     def __init__(self, file: GgufFile, text: Architecture) -> None:
@@ -75,10 +77,17 @@ class Projector(Metadata):
             raise self.file.error(f"has pictures of {side} pixels and patches of {patch}")
         return side // patch
 
+    @property
+    def merged(self) -> int:
+        """Patches along a side that are one token."""
+        return self.size(f"vision.{self.merge_field}", 2) if self.merge_field else 1
+
     def sizes(self) -> dict[str, int]:
         """What the names in shapes stand for."""
+        hidden = self.size("vision.embedding_length")
         return {
-            "hidden": self.size("vision.embedding_length"),
+            "hidden": hidden,
+            "merged": hidden * self.merged**2,
             "ffn": self.size("vision.feed_forward_length"),
             "patch": self.size("vision.patch_size"),
             "positions": self.patches**2,
@@ -170,7 +179,7 @@ class Projector(Metadata):
         numbers = found.tolist() if isinstance(found, np.ndarray) else []
         if len(numbers) != CHANNELS or not all(isinstance(n, float) for n in numbers):
             raise self.file.error(f"has no three numbers in the field '{self.name}.{key}'")
-        if not all(0 < abs(number) < 1e3 or number == 0 for number in numbers):
+        if not all(abs(number) < 1e3 for number in numbers):
             raise self.file.error(f"has {numbers} in the field '{self.name}.{key}'")
         return [float(str(np.float32(number))) for number in numbers]
 

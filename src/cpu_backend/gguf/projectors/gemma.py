@@ -43,18 +43,18 @@ class Gemma3(Siglip):
         }
 
     def more(self) -> dict[str, Any]:
-        return {"mm_tokens_per_image": self.tokens()}
+        return {"mm_tokens_per_image": self.averages()}
 
-    def tokens(self) -> int:
-        """Of a picture."""
-        return (self.patches // self.scale(POOLED)) ** 2
+    def averages(self) -> int:
+        """Of the patches of a picture, which are its tokens."""
+        return self.tokens(self.size("vision.projector.scale_factor", POOLED))
 
     def processor(self) -> dict[str, Any]:
         side = self.size("vision.image_size")
         size = {"height": side, "width": side}
         return {
             "processor_class": "Gemma3Processor",
-            "image_seq_length": self.tokens(),
+            "image_seq_length": self.averages(),
             "image_processor": {
                 **self.normalized(),
                 "image_processor_type": "Gemma3ImageProcessor",

@@ -34,6 +34,7 @@ class Lfm2Vl(Siglip):
     vision_type = "siglip2_vision_model"
     tower = "model.vision_tower.vision_model."
     text_modules = "language.model."
+    merge_field = "projector.scale_factor"
     marks: Mapping[str, str] = MappingProxyType(
         {
             "image_token": "<image>",
@@ -44,20 +45,13 @@ class Lfm2Vl(Siglip):
     )
 
     @property
-    def merged(self) -> int:
-        """Patches along a side that are one token."""
-        return self.size("vision.projector.scale_factor", 2)
-
-    @property
     def normed(self) -> bool:
         """Whether the projector begins with a norm."""
         return "mm.input_norm.weight" in self.file.tensors
 
     def sizes(self) -> dict[str, int]:
-        sizes = super().sizes()
-        return sizes | {
+        return super().sizes() | {
             "positions": self.shape_of("v.position_embd.weight", 2)[0],
-            "merged": sizes["hidden"] * self.merged**2,
             "inner": self.shape_of("mm.1.weight", 2)[0],
         }
 

@@ -27,18 +27,10 @@ class Mistral3(Projector):
         }
     )
     numbered = "_index"
-
-    @property
-    def merged(self) -> int:
-        """Patches along a side that are one token."""
-        return self.size("vision.spatial_merge_size", 2)
+    merge_field = "spatial_merge_size"
 
     def sizes(self) -> dict[str, int]:
-        sizes = super().sizes()
-        return sizes | {
-            "heads": self.size("vision.attention.head_count"),
-            "merged": sizes["hidden"] * self.merged**2,
-        }
+        return super().sizes() | {"heads": self.size("vision.attention.head_count")}
 
     def outer(self) -> dict[str, Tensor]:
         return {

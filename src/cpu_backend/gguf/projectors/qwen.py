@@ -34,6 +34,7 @@ class Qwen(Projector):
     time, height and width."""
 
     interleaved = False
+    merge_field = "spatial_merge_size"
     processor_class = ""
     video_processor = "Qwen2VLVideoProcessor"
     pixels = PIXELS
@@ -55,17 +56,9 @@ class Qwen(Projector):
             raise text.file.error("does not say which rotations are of a picture's height")
         self.sections = sections[:3]
 
-    @property
-    def merged(self) -> int:
-        """Patches along a side that are one token."""
-        return self.size("vision.spatial_merge_size", 2)
-
     def sizes(self) -> dict[str, int]:
         sizes = super().sizes()
-        return sizes | {
-            "qkv": 3 * sizes["hidden"],
-            "merged": sizes["hidden"] * self.merged**2,
-        }
+        return sizes | {"qkv": 3 * sizes["hidden"]}
 
     def outer(self) -> dict[str, Tensor]:
         patch = ("hidden", CHANNELS, "patch", "patch")

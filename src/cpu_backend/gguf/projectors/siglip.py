@@ -66,9 +66,8 @@ class Siglip(Projector):
             "vision_use_head": False,
         }
 
-    def scale(self, default: int) -> int:
-        """How many patches along a side are one token."""
-        scale = self.size("vision.projector.scale_factor", default)
-        if self.patches % scale:
-            raise self.file.error(f"makes one of {scale} of {self.patches} patches along a side")
-        return scale
+    def tokens(self, merged: int) -> int:
+        """Of a picture, if so many patches along a side are one."""
+        if self.patches % merged:
+            raise self.file.error(f"makes one of {merged} of {self.patches} patches along a side")
+        return (self.patches // merged) ** 2

@@ -19,6 +19,7 @@ class Idefics3(Siglip):
     vision_type = "idefics3_vision"
     tower = "model.vision_model."
     needs = ()
+    merge_field = "projector.scale_factor"
     text_weights = text_modules = "model.text_model."
     marks: Mapping[str, str] = MappingProxyType(
         {
@@ -29,10 +30,6 @@ class Idefics3(Siglip):
         }
     )
 
-    def sizes(self) -> dict[str, int]:
-        sizes = super().sizes()
-        return sizes | {"merged": sizes["hidden"] * self.scale(2) ** 2}
-
     def outer(self) -> dict[str, Tensor]:
         return super().outer() | {
             "mm.model.fc.weight": Tensor(
@@ -41,13 +38,13 @@ class Idefics3(Siglip):
         }
 
     def more(self) -> dict[str, Any]:
-        return {"scale_factor": self.scale(2)}
+        return {"scale_factor": self.merged}
 
     def processor(self) -> dict[str, Any]:
         side = self.size("vision.image_size")
         return {
             "processor_class": "Idefics3Processor",
-            "image_seq_len": (self.patches // self.scale(2)) ** 2,
+            "image_seq_len": self.tokens(self.merged),
             "image_processor": {
                 **self.normalized(),
                 "do_image_splitting": True,
