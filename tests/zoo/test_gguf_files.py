@@ -1,5 +1,5 @@
 """GGUF files of llama.cpp's converter: a model of each kind of change that it makes; all of them by
-hand (``tests.zoo.gguf_files``, ``tests.zoo.gguf_pooling``, ``tests.zoo.gguf_pictures``)."""
+hand (``tests.zoo.gguf_files``, ``tests.zoo.gguf_pooling``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpu_backend.gguf import architectures, projectors
+from cpu_backend.gguf import architectures
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/gguf.md"
 # Latent matrices of two tensors, norms around 0 and windows, experts with biases, a hybrid with
@@ -23,15 +23,6 @@ MODELS = (
     "NemotronHForCausalLM",
 )
 EMBEDDER = "BertModel"
-# What goes to layers of the text, and experts; sounds and bounds; a tower that turns heads; another
-# name for the text, which needs no torchvision.
-PICTURES = [
-    *(
-        pytest.param(f"{name}ForConditionalGeneration", marks=pytest.mark.needs("torchvision"))
-        for name in ("Qwen3VLMoe", "Gemma4", "Mistral3")
-    ),
-    pytest.param("Idefics3ForConditionalGeneration", marks=pytest.mark.slow),
-]
 
 
 def states(module: str, *names: str) -> dict[str, str]:
@@ -50,17 +41,6 @@ def test_models_answer_as_their_checkpoints() -> None:
 @pytest.mark.slow
 def test_embeddings_are_those_of_the_checkpoint() -> None:
     assert states("gguf_pooling", EMBEDDER) == {EMBEDDER: "right"}
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_seen_as_by_the_checkpoint(name: str) -> None:
-    assert states("gguf_pictures", name) == {name: "right"}
-
-
-def test_the_documentation_names_every_projector() -> None:
-    section = DOCS.read_text().split("## Pictures")[1].split("##")[0]
-    kinds = {known.kind for known in projectors.KNOWN}
-    assert kinds <= set(re.findall(r"`([\w.-]+)`", section))
 
 
 def test_the_documentation_names_every_architecture() -> None:
