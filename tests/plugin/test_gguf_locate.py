@@ -66,6 +66,18 @@ def test_a_type_on_the_hub(snapshot: Path) -> None:
         locate.find("of/some-GGUF:Q8_0")
 
 
+def test_projectors_lie_beside_the_model_or_in_its_repository(
+    snapshot: Path, tmp_path: Path
+) -> None:
+    part, near, projector = put(
+        snapshot, "BF16/some-BF16.gguf", "some-Q8_0.gguf", "mmproj-some-F16.gguf"
+    )
+    assert locate.projectors(part) == locate.projectors(near) == [projector]
+    assert locate.find("of/some-GGUF:BF16") == part
+    alone, beside, _ = put(tmp_path, "a/model.gguf", "a/MMPROJ-model.gguf", "b/mmproj.gguf")
+    assert locate.projectors(alone) == [beside]
+
+
 def test_what_cannot_be_downloaded_is_one_sentence(snapshot: Path) -> None:
     with pytest.raises(ConfigError, match="of 'of/other-GGUF' cannot be downloaded") as error:
         locate.find("of/other-GGUF:Q8_0")

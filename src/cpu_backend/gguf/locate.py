@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from cpu_backend.gguf.reader import is_gguf
 # As llama.cpp and others write it: REPOSITORY:TYPE.
 ON_HUB = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
 PROJECTOR = "mmproj"  # in the names of files by which pictures are read
-EXACT_PROJECTORS = "*mmproj*[fF]16*.gguf"
+# Repositories have one or more of them; where there is none in fp16, there may be one in bf16.
+IN_HALF, IN_BF16 = "*mmproj*[!bB][fF]16*.gguf", "*mmproj*[bB][fF]16*.gguf"
 LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
 
 
@@ -63,10 +65,11 @@ def _on_hub(repository: str, kind: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = [f"*{word}*.gguf" for word in dict.fromkeys((kind, kind.upper(), kind.lower()))]
+    fetch = functools.partial(snapshot_download, repository, revision=revision)
     try:
-        folder = snapshot_download(
-            repository, revision=revision, allow_patterns=[*patterns, EXACT_PROJECTORS]
-        )
+        folder = fetch(allow_patterns=[*patterns, IN_HALF])
+        if not any(Path(folder).rglob(f"*{PROJECTOR}*")):
+            fetch(allow_patterns=[IN_BF16])
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".:")
         raise ConfigError(
