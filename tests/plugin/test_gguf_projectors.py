@@ -16,7 +16,7 @@ import torch
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import folder
 from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
-from cpu_backend.gguf.projectors import base, gemma4
+from cpu_backend.gguf.projectors import base, gemma, gemma4
 from cpu_backend.gguf.reader import GgufFile
 from tests.plugin.gguf_samples import FFN, HEADS, HIDDEN, write_gguf
 
@@ -208,6 +208,16 @@ def test_other_files_are_refused_by_name(model: Path, changes: dict[str, Any], w
         Pictures(GgufFile(file), Checkpoint(GgufFile(model)))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_token_without_meaning_stands_for_one_that_converters_leave_out() -> None:
+    gemma3 = object.__new__(gemma.Gemma3)  # which has read no file
+    others = ["<start_of_image>", "<end_of_image>", "<unused3>", "<unused4>"]
+    ids = {token: number for number, token in enumerate(others)}
+    assert gemma3.marks_in(ids)["image_token"] == "<unused4>"
+    ids["<image_soft_token>"] = 9
+    marks = gemma3.marks_in(ids)
+    assert gemma3.numbers(marks, ids)["image_token_index"] == 9
 
 
 def test_numbers_are_changed_back() -> None:

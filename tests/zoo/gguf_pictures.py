@@ -26,6 +26,7 @@ from tests.zoo import gguf_files, images, judge, mixed
 from tests.zoo.build import BASE
 from tests.zoo.judge import Outcome
 from tests.zoo.media import MediaSpec
+from tests.zoo.processors import Framed
 from tools import llama_cpp
 
 # What GGUF files do not say and llama.cpp takes for granted.
@@ -36,6 +37,8 @@ GRANTED: dict[str, dict[str, dict[str, Any]]] = {
         "text_config": {"use_bidirectional_attention": None},
         "vision_config": {"standardize": True, "use_clipped_linears": True},
     },
+    # More layers than the projector has, whose names the converter takes for theirs.
+    "InternVLForConditionalGeneration": {"vision_config": {"num_hidden_layers": 4}},
     "Mistral3ForConditionalGeneration": {
         "text_config": gguf_files.GRANTED["Ministral3ForCausalLM"]
     },
@@ -45,9 +48,16 @@ GRANTED: dict[str, dict[str, dict[str, Any]]] = {
 }
 # What published configs say and transformers does not.
 NAMED_TEXTS = {
+    "InternVLForConditionalGeneration": "Qwen2ForCausalLM",
     "Idefics3ForConditionalGeneration": "VLlama3ForCausalLM",
     "Lfm2VlForConditionalGeneration": "Lfm2ForCausalLM",
 }
+# Of a model that has InternVL's tower, and from which the converter knows these names.
+INTERN_NAMES = (
+    (r"^(vision_tower|multi_modal_projector)\.", r"model.\1."),
+    (r"^language_model\.model\.", "model.language_model."),
+    (r"^language_model\.lm_head\.", "lm_head."),
+)
 PROCESSOR = "processor_config.json"
 # What the converter always writes in 16 bits.
 ROUNDED = ("mm_input_projection_weight",)
@@ -65,6 +75,8 @@ def names() -> list[str]:
 
 def granted(spec: MediaSpec) -> MediaSpec:
     """A model that the converter can write."""
+    if spec.name == "InternVLForConditionalGeneration":
+        spec = replace(spec, published=INTERN_NAMES)
     if spec.name in NAMED_TEXTS:
         spec = replace(spec, published_config=functools.partial(_name_text, spec.name))
     own = {part: {**spec.config[part], **more} for part, more in GRANTED.get(spec.name, {}).items()}
@@ -72,12 +84,18 @@ def granted(spec: MediaSpec) -> MediaSpec:
 
 
 def _name_text(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    return config | {"text_config": {**config["text_config"], "architectures": [NAMED_TEXTS[name]]}}
+    named: dict[str, Any] = {
+        "text_config": {**config["text_config"], "architectures": [NAMED_TEXTS[name]]}
+    }
+    if name == "InternVLForConditionalGeneration":
+        named["vision_config"] = config["vision_config"] | {"architectures": ["InternVisionModel"]}
+        named["max_dynamic_patch"] = 4
+    return config | named
 
 
 def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
     """A folder with the two files, and the processor that is read out of them."""
-    from transformers import AutoProcessor
+    from transformers import AutoProcessor, InternVLProcessor
 
     out = checkpoint / "gguf"
     write_files(checkpoint, out, "F32")
@@ -89,7 +107,8 @@ def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
     read = Path(gguf_folder.prefer_folder({"model": str(out)})["model"])
     for name in (PROCESSOR, "config.json"):
         _take_unsaid(read / name, checkpoint / name)
-    return out, AutoProcessor.from_pretrained(read)
+    processor = AutoProcessor.from_pretrained(read)
+    return out, Framed(processor) if isinstance(processor, InternVLProcessor) else processor
 
 
 def write_files(checkpoint: Path, out: Path, kind: str) -> None:

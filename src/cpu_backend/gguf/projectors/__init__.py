@@ -6,15 +6,14 @@ llama.cpp calls such a file a multimodal projector: mmproj-*.gguf, of the archit
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.projectors import gemma, gemma4, lfm2, pixtral, qwen, smolvlm
+from cpu_backend.gguf.projectors import gemma, gemma4, internvl, lfm2, pixtral, qwen, smolvlm
 from cpu_backend.gguf.projectors.base import Projector
 from cpu_backend.gguf.reader import GgufFile
 
 __all__ = ["Projector", "find"]
 
-KNOWN: tuple[type[Projector], ...] = (
-    *(*gemma.KNOWN, *gemma4.KNOWN, *lfm2.KNOWN, *pixtral.KNOWN, *qwen.KNOWN, *smolvlm.KNOWN),
-)
+FAMILIES = (gemma, gemma4, internvl, lfm2, pixtral, qwen, smolvlm)
+KNOWN: tuple[type[Projector], ...] = tuple(known for family in FAMILIES for known in family.KNOWN)
 
 
 def find(file: GgufFile, text: Architecture) -> Projector:

@@ -6,6 +6,7 @@ Names of fields and tensors: llama.cpp's ``gguf-py/gguf/constants.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ class Projector(Metadata):
     model_type: of Hugging Face, of the whole.  text_type: that of its text, if it is another than
     that of the text alone.  marks: the tokens that stand for pictures, by the names that a
     tokenizer has for them.  numbered: with which behind them config.json has their numbers.
-    unused: tokens that mean nothing, one of which takes the place of an image's where a converter
-    has left that out.  hears: there may be a tower of sounds.  needs: packages without which
-    the host makes no processor.
+    unused: by the name of a mark, tokens that mean nothing, the first of which takes its place
+    where a text has not got it.  hears: there may be a tower of sounds.  needs: packages without
+    which the host makes no processor.
     merge_field: says how many patches along a side are one token of the tower's channels together.
     text_weights, text_modules: what takes the place of "model." before the names of a text's
     tensors in a checkpoint, and of its modules in the host.
@@ -39,7 +40,7 @@ class Projector(Metadata):
     kind = class_name = model_type = text_type = ""
     marks: Mapping[str, str] = {}
     numbered = "_id"
-    unused: tuple[str, ...] = ()
+    unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     text_weights = "model.language_model."
     text_modules = "language_model.model."
     hears = False
@@ -151,10 +152,10 @@ class Projector(Metadata):
 
     def marks_in(self, ids: Mapping[str, int]) -> dict[str, str]:
         """``marks``, or what stands for them in a text whose tokens are ``ids``."""
-        marks = dict(self.marks)
-        if marks["image_token"] not in ids:
-            found = (token for token in self.unused if token in ids)
-            marks["image_token"] = next(found, marks["image_token"])
+        marks = {}
+        for name, token in self.marks.items():
+            tokens = (token, *self.unused.get(name, ()))
+            marks[name] = next((each for each in tokens if each in ids), token)
         for token in marks.values():
             if token not in ids:
                 raise self.file.error(f"needs the token '{token}', which its text has not")

@@ -30,7 +30,9 @@ class Gemma3(Siglip):
     )
     numbered = "_index"
     # The last token of checkpoints, which is none of SentencePiece's, is missing in some files.
-    unused = tuple(f"<unused{number}>" for number in range(98, -1, -1))
+    unused: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {"image_token": tuple(f"<unused{number}>" for number in range(98, -1, -1))}
+    )
 
     def outer(self) -> dict[str, Tensor]:
         return super().outer() | {
