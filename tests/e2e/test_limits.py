@@ -41,7 +41,7 @@ def test_a_model_is_quantized_in_less_memory_than_its_checkpoint_takes(tmp_path:
     model = tmp_path / "model"
     shape = load_memory.Shape(2048, 8192, 18, 32, 8, 32000, tied=True, scheme="")
     load_memory.write(shape, model)
-    limit = 2000 * MIB
+    limit = 2100 * MIB  # 20 MiB more than it takes were left at 2,000, which a busy machine uses up
     assert sum(file.stat().st_size for file in model.glob("*.safetensors")) > limit
     job = {
         "engine": {"model": str(model), "quantization": "cpu_int4", "max_model_len": 64},
