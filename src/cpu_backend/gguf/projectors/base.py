@@ -5,6 +5,7 @@ Names of fields and tensors: llama.cpp's ``gguf-py/gguf/constants.py``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ CHANNELS = 3
 ALONE = "model."  # before the names of a text that is a model of its own
 
 
-class Projector(Metadata):
+class Projector(Metadata, ABC):
     """A tower over patches of pictures, and what leads from it to a text.
 
     kind: its name in files.  texts: the architectures of texts that it is for.  class_name,
@@ -78,6 +79,12 @@ class Projector(Metadata):
             raise self.file.error(f"has pictures of {side} pixels and patches of {patch}")
         return side // patch
 
+    def tokens(self, merged: int) -> int:
+        """Of a picture, if so many patches along a side are one."""
+        if self.patches % merged:
+            raise self.file.error(f"makes one of {merged} of {self.patches} patches along a side")
+        return (self.patches // merged) ** 2
+
     @property
     def merged(self) -> int:
         """Patches along a side that are one token."""
@@ -95,17 +102,17 @@ class Projector(Metadata):
             "text": self.size("vision.projection_dim"),
         }
 
+    @abstractmethod
     def outer(self) -> dict[str, Tensor]:
         """The tensors outside of layers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def layer(self) -> dict[str, Tensor]:
         """The tensors of a layer, with names below ``prefix``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prefix(self, number: int) -> str:
         """What the names of a layer's tensors begin with in a checkpoint."""
-        raise NotImplementedError
 
     def blocks(self) -> list[tuple[str, str, dict[str, Tensor]]]:
         """What the names of each layer's tensors begin with, in the file and in a checkpoint, and
@@ -134,9 +141,9 @@ class Projector(Metadata):
         part."""
         return ALONE + name[len(self.text_modules) :] if name.startswith(self.text_modules) else ""
 
+    @abstractmethod
     def vision(self) -> dict[str, Any]:
         """``vision_config`` of config.json."""
-        raise NotImplementedError
 
     def more(self) -> dict[str, Any]:
         """What else config.json says."""
@@ -146,9 +153,9 @@ class Projector(Metadata):
         """``text_config`` of config.json, of what that of the text alone says."""
         return config | ({"model_type": self.text_type} if self.text_type else {})
 
+    @abstractmethod
     def processor(self) -> dict[str, Any]:
         """processor_config.json."""
-        raise NotImplementedError
 
     def marks_in(self, ids: Mapping[str, int]) -> dict[str, str]:
         """``marks``, or what stands for them in a text whose tokens are ``ids``."""

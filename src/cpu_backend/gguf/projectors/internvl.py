@@ -105,16 +105,10 @@ class InternVl(Projector):
             "use_qk_norm": False,
         }
 
-    def tokens(self) -> int:
-        """Of a tile."""
-        if self.patches % self.merged:
-            raise self.file.error(f"merges {self.merged} of {self.patches} patches along a side")
-        return (self.patches // self.merged) ** 2
-
     def more(self) -> dict[str, Any]:
         return {
             "downsample_ratio": 1 / self.merged,
-            "image_seq_length": self.tokens(),
+            "image_seq_length": self.tokens(self.merged),
             "projector_hidden_act": "gelu",
             "vision_feature_layer": -1,
             "vision_feature_select_strategy": "default",
@@ -129,7 +123,7 @@ class InternVl(Projector):
         }
         return {
             "processor_class": "InternVLProcessor",
-            "image_seq_length": self.tokens(),
+            "image_seq_length": self.tokens(self.merged),
             "image_processor": {
                 **shared,
                 "crop_to_patches": True,

@@ -65,9 +65,3 @@ class Siglip(Projector):
             "patch_size": self.size("vision.patch_size"),
             "vision_use_head": False,
         }
-
-    def tokens(self, merged: int) -> int:
-        """Of a picture, if so many patches along a side are one."""
-        if self.patches % merged:
-            raise self.file.error(f"makes one of {merged} of {self.patches} patches along a side")
-        return (self.patches // merged) ** 2
