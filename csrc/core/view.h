@@ -315,6 +315,19 @@ struct DeltaGateArgs {
   float beta_range;  // beta lies between 0 and this
 };
 
+// One of the two products of low-rank adapters; see kernels/lora.h.
+struct LoraArgs {
+  ConstData x;  // [tokens, inputs]
+  int64_t x_stride;
+  Data y;  // [tokens, outputs]
+  int64_t y_stride;
+  ConstData weights;  // [adapters][outputs][inputs], dense rows
+  int64_t adapter_stride;
+  const int64_t* adapters;  // [tokens]; negative: none
+  int64_t inputs;
+  float scale;  // of shrink
+};
+
 constexpr int64_t kDeltaColumns = 64;  // channels of values in one item of the gated delta rule
 
 // The gated delta rule over the sequences of a step; see kernels/delta_rule.h.

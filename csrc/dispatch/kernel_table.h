@@ -77,6 +77,10 @@ struct KernelTable {
   int64_t (*delta_scratch_floats)(int64_t key_dim, int64_t decays);
   void (*delta_rule)(DType, DType state, const DeltaRuleArgs&, int64_t item, float* scratch);
   void (*layer_norm)(DType, const LayerNormArgs&, Slice rows);
+  int64_t lora_tile;  // outputs of lora_shrink at once
+  void (*lora_shrink)(DType, const LoraArgs&, Slice tokens, Slice outputs);
+  int64_t (*lora_expand_scratch_floats)(int64_t rank);
+  void (*lora_expand)(DType, DType y, const LoraArgs&, Slice tokens, Slice outputs, float* scratch);
 };
 
 }  // namespace cpu_backend

@@ -11,6 +11,7 @@
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/limits.h"
+#include "kernels/lora.h"
 #include "kernels/norm.h"
 #include "kernels/quant_gemm.h"
 #include "kernels/quant_pack.h"
@@ -38,6 +39,18 @@ CPU_BACKEND_INLINE auto with_type(DType dtype, F f) {
       break;
   }
   return f(float{});
+}
+
+// f(T{}, U{}) where the second type is fp32 or the same as the first.
+template <class F>
+CPU_BACKEND_INLINE void with_float_or_same(DType dtype, DType other, F f) {
+  with_type(dtype, [&](auto t) {
+    if (other == DType::kFloat32) {
+      f(t, float{});
+    } else {
+      f(t, t);
+    }
+  });
 }
 
 // f(T{}, Code{}) with the storage type of activations and that of the cache.
@@ -178,16 +191,22 @@ const KernelTable kTable = {
     },
     delta_scratch_floats,
     [](DType type, DType state, const DeltaRuleArgs& args, int64_t item, float* scratch) {
-      with_type(type, [&](auto t) {
-        if (state == DType::kFloat32) {
-          delta_rule<decltype(t), float>(args, item, scratch);
-        } else {
-          delta_rule<decltype(t), decltype(t)>(args, item, scratch);
-        }
+      with_float_or_same(type, state, [&](auto t, auto s) {
+        delta_rule<decltype(t), decltype(s)>(args, item, scratch);
       });
     },
     [](DType type, const LayerNormArgs& args, Slice rows) {
       with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
+    },
+    kLoraTile,
+    [](DType type, const LoraArgs& args, Slice tokens, Slice outputs) {
+      with_type(type, [&](auto t) { lora_shrink<decltype(t)>(args, tokens, outputs); });
+    },
+    lora_expand_scratch_floats,
+    [](DType weights, DType y, const LoraArgs& args, Slice tokens, Slice outputs, float* scratch) {
+      with_float_or_same(weights, y, [&](auto t, auto u) {
+        lora_expand<decltype(t), decltype(u)>(args, tokens, outputs, scratch);
+      });
     },
 };
 

@@ -35,6 +35,8 @@ constexpr Repeatable kOwn[] = {
     {"cpu_backend::fused_add_gemma_rms_norm"},
     {"cpu_backend::gated_rms_norm", "out"},
     {"cpu_backend::layer_norm", "out"},
+    {"cpu_backend::lora_shrink", "y"},
+    {"cpu_backend::lora_expand"},
     {"cpu_backend::linear"},
     {"cpu_backend::linear_add"},
     {"cpu_backend::linear_act", "out"},

@@ -459,6 +459,10 @@ TORCH_LIBRARY(cpu_backend, m) {
       "layer_norm(Tensor! out, Tensor input, Tensor? residual, Tensor? weight, Tensor? bias, "
       "float epsilon) -> ()");
   m.impl("layer_norm", torch::dispatch(c10::DispatchKey::CPU, layer_norm));
+  m.def("lora_shrink(Tensor! y, Tensor x, Tensor weights, Tensor adapters, float scale) -> ()");
+  m.impl("lora_shrink", torch::dispatch(c10::DispatchKey::CPU, lora_shrink));
+  m.def("lora_expand(Tensor! y, Tensor x, Tensor weights, Tensor adapters) -> ()");
+  m.impl("lora_expand", torch::dispatch(c10::DispatchKey::CPU, lora_expand));
   m.def("read_bytes(Tensor data) -> int");
   m.impl("read_bytes", torch::dispatch(c10::DispatchKey::CPU, read_bytes));
   m.def("multiply_adds(int steps) -> int", multiply_adds);

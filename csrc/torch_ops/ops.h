@@ -29,6 +29,13 @@ void gated_rms_norm(at::Tensor& out, const at::Tensor& input, const at::Tensor& 
                     const at::Tensor& weight, double epsilon, bool gate_first,
                     c10::string_view activation);
 
+// lora.cpp: y = scale * x @ weights.T, and y += x @ weights.T, each row with the weights of its
+// adapter.
+void lora_shrink(at::Tensor& y, const at::Tensor& x, const at::Tensor& weights,
+                 const at::Tensor& adapters, double scale);
+void lora_expand(at::Tensor& y, const at::Tensor& x, const at::Tensor& weights,
+                 const at::Tensor& adapters);
+
 // activation.cpp
 enum class Gate { kNone, kFirst, kSecond };  // which half of the input is activated
 void activation(at::Tensor& out, const at::Tensor& input, Activation kind, Gate gate);

@@ -172,6 +172,29 @@ def layer_norm(
     return out
 
 
+def lora_shrink(
+    y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, adapters: torch.Tensor, scale: float
+) -> None:
+    """y [tokens, rank] = x @ A.T * scale; zeros where a token has no adapter.
+
+    y: fp32; x: [tokens, inputs]; weights: the A of all adapters, [adapters, rank, inputs] or
+    [adapters, 1, rank, inputs], of x's dtype; adapters: [tokens] int64, that of each, or negative.
+    """
+    torch.ops.cpu_backend.lora_shrink.default(y, x, weights, adapters, scale)
+
+
+def lora_expand(
+    y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, adapters: torch.Tensor
+) -> None:
+    """y [tokens, outputs] += x @ B.T, rounded once; nothing where a token has no adapter.
+
+    x: [tokens, rank] fp32; weights: the B of all adapters, [adapters, outputs, rank] or
+    [adapters, 1, outputs, rank]; y: of their dtype or fp32; of outputs and columns the fewer count;
+    adapters: as of :func:`lora_shrink`.
+    """
+    torch.ops.cpu_backend.lora_expand.default(y, x, weights, adapters)
+
+
 def read_bytes(data: torch.Tensor) -> int:
     """Read a contiguous tensor once with all threads and do nothing else: the bandwidth limit.
 

@@ -76,6 +76,8 @@ linear_add(Tensor! residual, Tensor x, int handle, Tensor? bias) -> ()
 linear_heads(Tensor! out, Tensor x, int[] handles) -> ()
 look_up_drafts(Tensor tokens, Tensor lengths, int[] requests, int least, int most, int drafts, \
 int max_length) -> Tensor
+lora_expand(Tensor! y, Tensor x, Tensor weights, Tensor adapters) -> ()
+lora_shrink(Tensor! y, Tensor x, Tensor weights, Tensor adapters, float scale) -> ()
 multiply_adds(int steps) -> int
 pack_linear(Tensor weight, int parts) -> int
 pack_quantized(Tensor codes, str order, int bits, int add, Tensor? table, int in_features, \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,21 @@ def test_a_replay_that_is_not_believed_leaves_the_models_own_values_in_the_cache
 def test_a_step_is_recorded_compared_and_then_replayed() -> None:
     steps = Steps(lambda x: (x * 2).exp().softmax(0))
     for calls in (1, 2, 2, 2):
+        assert torch.equal(steps(), steps.expected())
+        assert steps.calls == calls
+    assert steps.replay.given_up == ""
+
+
+def test_steps_that_run_other_ops_are_other_recordings() -> None:
+    factor = [2]
+    steps = Steps(lambda x: x * factor[0])
+    run = steps.replay.run
+
+    def with_branch(*args: Any) -> torch.Tensor:
+        return run(*args, branch=factor[0])
+
+    steps.replay.run = with_branch  # type: ignore[method-assign,assignment]
+    for factor[0], calls in ((2, 1), (3, 2), (2, 3), (2, 3), (3, 4), (3, 4), (2, 4)):
         assert torch.equal(steps(), steps.expected())
         assert steps.calls == calls
     assert steps.replay.given_up == ""

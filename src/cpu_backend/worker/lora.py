@@ -1,7 +1,8 @@
 """Adapters (LoRA) of a step's tokens, as the host's layers call them.
 
 The host's own version for CPUs reads the last adapter for tokens that have none, as its index -1
-counts from the end, and copies an adapter's matrices once per token.
+counts from the end, and copies an adapter's matrices once per token.  Here one op does all tokens,
+and reads which adapter each has while it runs, so that it can be in a recorded step.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from typing import Any
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-BASE_MODEL = -1  # the host's index of tokens without an adapter
+from cpu_backend import ops
 
 
 class CPUPunicaWrapper(PunicaWrapperCPU):
     """The host's bookkeeping of which token has which adapter, and the products done here."""
 
+    has_adapters = True  # whether any token of the step has one
     _of_all_rows: int | None = None
+
+    def update_metadata(self, mapping: Any, *args: Any, **kwargs: Any) -> None:
+        super().update_metadata(mapping, *args, **kwargs)
+        self.has_adapters = any(mapping.index_mapping)
 
     @contextlib.contextmanager
     def logits_like(self, token: int) -> Iterator[None]:
@@ -34,7 +40,8 @@ class CPUPunicaWrapper(PunicaWrapperCPU):
     def _apply_shrink(
         self, y: torch.Tensor, x: torch.Tensor, w_t_all: torch.Tensor, scale: float
     ) -> None:
-        _shrink(y.view(-1, y.shape[-1]), x, w_t_all, self.token_lora_indices, scale)
+        if self.has_adapters:
+            _shrink(y.view(-1, y.shape[-1]), x, w_t_all, self.token_lora_indices, scale)
 
     def _apply_expand(
         self,
@@ -48,7 +55,20 @@ class CPUPunicaWrapper(PunicaWrapperCPU):
         columns = y[:, y_offset : y_offset + y_slice_size]
         if not add_inputs:
             columns.zero_()
-        _expand(columns, x, w_t_all, self.token_lora_indices)
+        if self.has_adapters:
+            _expand(columns, x, w_t_all, self.token_lora_indices)
+
+    def add_lora_linear(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        lora_a_stacked: tuple[torch.Tensor, ...],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """The host's, whose buffers for x @ A are filled with zeros in each layer."""
+        inner = tuple(x.new_empty(len(x), a.shape[-2], dtype=torch.float32) for a in lora_a_stacked)
+        super().add_lora_linear(y, x, lora_a_stacked, *args, buffer=inner, **kwargs)
 
     def add_lora_embedding(
         self,
@@ -60,7 +80,8 @@ class CPUPunicaWrapper(PunicaWrapperCPU):
     ) -> None:
         """y [tokens, hidden] += x [tokens, rank], the adapters' rows of the vocabulary, @ B."""
         del add_inputs, kwargs
-        _expand(y, x, lora_b_stacked, self.token_lora_indices)
+        if self.has_adapters:
+            _expand(y, x, lora_b_stacked, self.token_lora_indices)
 
     def add_lora_logits(
         self,
@@ -75,8 +96,10 @@ class CPUPunicaWrapper(PunicaWrapperCPU):
     ) -> None:
         """y [requests, outputs] += x [requests, hidden] @ A * scale @ B."""
         del kwargs
+        if not self.has_adapters:
+            return
         if buffer is None:
-            buffer = torch.zeros(x.shape[0], lora_b_stacked.shape[-1])
+            buffer = x.new_empty(x.shape[0], lora_b_stacked.shape[-1], dtype=torch.float32)
         indices = self.sampler_indices
         if self._of_all_rows is not None:
             indices = indices.new_full((x.shape[0],), self._of_all_rows)
@@ -85,34 +108,21 @@ class CPUPunicaWrapper(PunicaWrapperCPU):
 
 
 def _shrink(
-    y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor, scale: float
+    y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, adapters: torch.Tensor, scale: float
 ) -> None:
-    """y [tokens, rank] = x @ A * scale; rows of tokens without an adapter stay as they are."""
-    for rows, weight in _adapters(weights, indices):
-        y[rows, : weight.shape[0]] = _row_by_row(x[rows], weight).mul_(scale).to(y.dtype)
+    """y [tokens, rank] = x @ A * scale in fp32, whatever ``--lora-dtype`` is."""
+    if x.dtype != weights.dtype:
+        x, weights = x.float(), weights.float()
+    ops.lora_shrink(y, x, weights, adapters, scale)
 
 
-def _expand(y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor) -> None:
+def _expand(
+    y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, adapters: torch.Tensor
+) -> None:
     """y [tokens, outputs] += x [tokens, rank] @ B; either may be padded to more outputs."""
-    for rows, weight in _adapters(weights, indices):
-        common = min(weight.shape[0], y.shape[1])
-        added = _row_by_row(x[rows], weight[:common])
-        y[rows, :common] = (y[rows, :common].float() + added).to(y.dtype)
-
-
-def _adapters(
-    weights: torch.Tensor, indices: torch.Tensor
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and matrix [outputs, inputs] of every adapter that tokens have.
-
-    weights: [adapters, outputs, inputs] or [adapters, 1, outputs, inputs]; indices: [tokens].
-    """
-    stacked = weights.squeeze(1) if weights.dim() == 4 else weights
-    used = [index for index in indices.unique().tolist() if index != BASE_MODEL]
-    return [((indices == index).nonzero().view(-1), stacked[index]) for index in used]
-
-
-def _row_by_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T in fp32, every row by itself: a token's bits do not depend on the others'."""
-    columns = weight.float().t()
-    return torch.bmm(x.float().unsqueeze(1), columns.expand(len(x), *columns.shape)).squeeze(1)
+    if y.dtype in (weights.dtype, torch.float32):
+        ops.lora_expand(y, x.float(), weights, adapters)
+    else:
+        exact = y.float()
+        ops.lora_expand(exact, x.float(), weights, adapters)
+        y.copy_(exact)

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
 from cpu_backend.worker.speculation import CPURejectionSampler
 from cpu_backend.worker.step_replay import State, StepReplay, distinct
+
+if TYPE_CHECKING:
+    from cpu_backend.worker.lora import CPUPunicaWrapper
 
 logger = init_logger("vllm.cpu_backend")
 
@@ -150,7 +153,6 @@ class CPUModelRunner(HostCPUModelRunner):
             and config.parallel_config.pipeline_parallel_size == 1
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and config.parallel_config.nnodes_within_dp == 1  # gloo's collectives
-            and config.lora_config is None
             and providers.replayable()
             and config.kv_transfer_config is None
         )
@@ -176,6 +178,12 @@ class CPUModelRunner(HostCPUModelRunner):
         with self._only_finished_prompts():
             return super()._bookkeeping_sync(*args, **kwargs)
 
+    def _adapter_wrappers(self) -> list[CPUPunicaWrapper]:
+        """Those of the model's parts that adapters may have."""
+        if self.lora_config is None:
+            return []
+        return list(self.lora_manager._adapter_manager.punica_wrapper_mapping.values())
+
     def _get_prompt_logprobs_dict(
         self, hidden_states: torch.Tensor, num_scheduled_tokens: dict[str, int]
     ) -> Any:
@@ -183,13 +191,12 @@ class CPUModelRunner(HostCPUModelRunner):
         asked = self.num_prompt_logprobs
         if self.lora_config is None:
             return super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
-        wrappers = self.lora_manager._adapter_manager.punica_wrapper_mapping.values()
         found: dict[str, Any] = {}
         for request in [request for request in asked if request in num_scheduled_tokens]:
             first = int(self.query_start_loc.np[self.input_batch.req_id_to_index[request]])
             self.num_prompt_logprobs = {request: asked[request]}
             with contextlib.ExitStack() as stack:
-                for wrapper in wrappers:
+                for wrapper in self._adapter_wrappers():
                     stack.enter_context(wrapper.logits_like(first))
                 found |= super()._get_prompt_logprobs_dict(hidden_states, num_scheduled_tokens)
             if not self.num_prompt_logprobs:  # the prompt is done
@@ -263,10 +270,12 @@ class CPUModelRunner(HostCPUModelRunner):
         # Tokens are in the last dimension; the host embeds them itself where images may be.
         embedded = None if inputs_embeds is None else inputs_embeds.T
         inputs = tuple(given for given in (positions, input_ids, embedded) if given is not None)
+        branch = tuple(wrapper.has_adapters for wrapper in self._adapter_wrappers())
+        step = (inputs, groups, _states(), branch)
         if not self.use_aux_hidden_state_outputs:
-            return self.step_replay.run(forward_of_copy, inputs, groups, _states())
+            return self.step_replay.run(forward_of_copy, *step)
         # A recording gives one tensor; these are equally wide.
-        joined = self.step_replay.run(lambda: _joined(forward_of_copy()), inputs, groups, _states())
+        joined = self.step_replay.run(lambda: _joined(forward_of_copy()), *step)
         hidden, *others = joined.split(self.model_config.get_hidden_size(), dim=-1)
         return hidden, others
 

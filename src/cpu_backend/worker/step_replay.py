@@ -8,7 +8,7 @@ in for the model.  Until then, and for good if anything is amiss, the model's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class StepReplay:
         self._model_memory = model_memory
         self._agree = agree
         self._tell = tell
-        self._recorded: dict[tuple[int, tuple[bool, ...]], _Recorded] = {}
+        self._recorded: dict[Hashable, _Recorded] = {}
         self._check_every = envs.check_replay()
         self.replays = 0  # steps in which a trusted recording was run
         self.given_up = ""  # why no step of this model is replayed
@@ -71,12 +71,14 @@ class StepReplay:
         inputs: tuple[torch.Tensor, ...],
         metadata: Iterable[StepMetadata | StateMetadata],
         states: Sequence[State] = (),
+        branch: Hashable = None,
     ) -> torch.Tensor:
         """``forward()``, or what it would return.
 
         inputs: the tensors that the model reads and the runner keeps in place from step to step,
         tokens in their last dimension; metadata: one per group of attention layers; states: all
-        that the step changes and reads beforehand.  The result is valid until the next step.
+        that the step changes and reads beforehand; branch: what else decides which ops the model
+        runs.  The result is valid until the next step.
         """
         tokens = inputs[0].shape[-1]
         groups = list(metadata)
@@ -86,7 +88,7 @@ class StepReplay:
             or not all(group.is_repeatable(tokens) for group in groups)
         ):
             return forward()
-        key = (tokens, tuple(group.causal for group in groups))
+        key = (tokens, tuple(group.causal for group in groups), branch)
         step_data = [tensor for group in groups for tensor in group.step_data()]
         addresses = tuple(tensor.data_ptr() for tensor in inputs)
         recorded = self._recorded.get(key)
@@ -104,7 +106,7 @@ class StepReplay:
 
     def _record(
         self,
-        key: tuple[int, tuple[bool, ...]],
+        key: Hashable,
         forward: Callable[[], torch.Tensor],
         inputs: tuple[torch.Tensor, ...],
         step_data: list[torch.Tensor],
