@@ -261,6 +261,14 @@ PLACES = {
     "no such folder": ("/no/such/model", "folder '/no/such/model' does not exist"),
     "no such name": ("no-one/no-model", "neither a folder nor in the cache"),
 }
+GPU_COMMANDS = {
+    "preload": (("preload", "--model", "/any", "--device", "cpu"), "weights in a GPU's memory"),
+    "snapshot create": (
+        ("snapshot", "create", "--model", "/any", "--snapshot-dir", "/any"),
+        "saves what a GPU holds",
+    ),
+    "snapshot restore": (("snapshot", "restore", "/any"), "`vllm serve` instead"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -282,12 +290,13 @@ def endings(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             start(model, *mistake.arguments, program=mistake.program, environ=mistake.environ)
         )
     runs += [start(model) for model, _ in PLACES.values()]
+    runs += [Run(words) for words, _ in GPU_COMMANDS.values()]
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         runs.append(start(model_path, "--port", str(other.getsockname()[1])))
         done = run_all(runs, folder)
-    return dict(zip([*ONE_OF_EACH, *PLACES, "port"], done, strict=True))
+    return dict(zip([*ONE_OF_EACH, *PLACES, *GPU_COMMANDS, "port"], done, strict=True))
 
 
 def start(
@@ -300,10 +309,10 @@ def start(
     return Run((*named, "--host", "127.0.0.1", *port, *arguments), program, environ)
 
 
-@pytest.mark.parametrize("name", [*ONE_OF_EACH, *PLACES, "port"])
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, *PLACES, *GPU_COMMANDS, "port"])
 def test_mistake_ends_the_start_with_one_sentence(endings: dict[str, Done], name: str) -> None:
     words = {**{name: m.words for name, m in ONE_OF_EACH.items()}, "port": "listens at 127.0.0.1"}
-    words |= {name: said for name, (_, said) in PLACES.items()}
+    words |= {name: said for name, (_, said) in (PLACES | GPU_COMMANDS).items()}
     done = endings[name]
     assert done.code == 1, done.err[-4000:]
     assert words[name] in done.sentence
