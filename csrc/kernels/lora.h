@@ -10,8 +10,6 @@
 // Threads   none: tokens and outputs of the slices only; expand's begin at a multiple of a vector.
 #pragma once
 
-#include <type_traits>
-
 #include "core/slice.h"
 #include "core/view.h"
 #include "isa/vec.h"
@@ -32,13 +30,18 @@ CPU_BACKEND_INLINE void for_each_run(const int64_t* adapters, Slice tokens, F f)
   }
 }
 
-// f(first, Count) over all tokens in tiles of kLoraTile, then one by one.
+// So many tokens, known when this is compiled.
+template <int N>
+struct TokenTile {
+  static constexpr int tokens = N;
+};
+
+// f(first, TokenTile) over all tokens in tiles of kLoraTile, then one by one.
 template <class F>
 CPU_BACKEND_INLINE void for_each_tile(Slice tokens, F f) {
   int64_t i = tokens.begin;
-  for (; i + kLoraTile <= tokens.end; i += kLoraTile)
-    f(i, std::integral_constant<int, kLoraTile>{});
-  for (; i < tokens.end; ++i) f(i, std::integral_constant<int, 1>{});
+  for (; i + kLoraTile <= tokens.end; i += kLoraTile) f(i, TokenTile<kLoraTile>{});
+  for (; i < tokens.end; ++i) f(i, TokenTile<1>{});
 }
 
 // `outputs` of a tile at most; rows beyond the last are read again, and what they give is dropped.
@@ -51,17 +54,29 @@ CPU_BACKEND_INLINE void shrink_tile(const LoraArgs& args, const T* weights, int6
   for (int o = 0; o < kLoraTile; ++o)
     a[o] = weights + (outputs.begin + (o < count ? o : count - 1)) * args.inputs;
   Vec sums[Tokens][kLoraTile] = {};
-  for_each_vector(args.inputs, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+  const auto add = [&](auto x_of, auto a_of) CPU_BACKEND_LAMBDA {
     Vec row[kLoraTile];
-    for (int o = 0; o < kLoraTile; ++o) row[o] = load_n(a[o] + i, n);
+    for (int o = 0; o < kLoraTile; ++o) row[o] = load(a_of(o));
     for (int t = 0; t < Tokens; ++t) {
-      const Vec values = load_n(x + t * args.x_stride + i, n);
+      const Vec values = load(x_of(t));
       for (int o = 0; o < kLoraTile; ++o) sums[t][o] += values * row[o];
     }
-  });
+  };
+  const int64_t whole = args.inputs / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes)
+    add([&](int t) { return x + t * args.x_stride + i; }, [&](int o) { return a[o] + i; });
+  if (const int64_t rest = args.inputs - whole) {
+    T x_rest[Tokens][kLanes] = {}, a_rest[kLoraTile][kLanes] = {};
+    for (int64_t i = 0; i < rest; ++i) {
+      for (int t = 0; t < Tokens; ++t) x_rest[t][i] = x[t * args.x_stride + whole + i];
+      for (int o = 0; o < kLoraTile; ++o) a_rest[o][i] = a[o][whole + i];
+    }
+    add([&](int t) { return x_rest[t]; }, [&](int o) { return a_rest[o]; });
+  }
   float* y = static_cast<float*>(args.y) + token * args.y_stride + outputs.begin;
   for (int t = 0; t < Tokens; ++t)
-    for (int o = 0; o < count; ++o) y[t * args.y_stride + o] = sum_lanes(sums[t][o]) * args.scale;
+    for (int o = 0; o < kLoraTile; ++o)
+      if (o < count) y[t * args.y_stride + o] = sum_lanes(sums[t][o]) * args.scale;
 }
 
 // x and weights in T, y in fp32; of tokens without an adapter zeros.
@@ -76,9 +91,9 @@ void lora_shrink(const LoraArgs& args, Slice tokens, Slice outputs) {
     }
     const T* weights = static_cast<const T*>(args.weights) + adapter * args.adapter_stride;
     for (int64_t o = outputs.begin; o < outputs.end; o += kLoraTile) {
-      const Slice tile{o, o + kLoraTile < outputs.end ? o + kLoraTile : outputs.end};
-      for_each_tile(run, [&](int64_t token, auto tokens_at_once) CPU_BACKEND_LAMBDA {
-        shrink_tile<tokens_at_once(), T>(args, weights, token, tile);
+      const Slice rows{o, o + kLoraTile < outputs.end ? o + kLoraTile : outputs.end};
+      for_each_tile(run, [&](int64_t token, auto tile) CPU_BACKEND_LAMBDA {
+        shrink_tile<decltype(tile)::tokens, T>(args, weights, token, rows);
       });
     }
   });
@@ -103,8 +118,8 @@ void lora_expand(const LoraArgs& args, Slice tokens, Slice outputs, float* scrat
         for (int lane = 0; lane < kLanes; ++lane)
           store(scratch + (i + lane) * kLanes, from_bits(block[lane]));
       }
-      for_each_tile(run, [&](int64_t token, auto tokens_at_once) CPU_BACKEND_LAMBDA {
-        constexpr int kTokens = tokens_at_once();
+      for_each_tile(run, [&](int64_t token, auto tile) CPU_BACKEND_LAMBDA {
+        constexpr int kTokens = decltype(tile)::tokens;
         const float* x = static_cast<const float*>(args.x) + token * args.x_stride;
         Y* y = static_cast<Y*>(args.y) + token * args.y_stride + first;
         Vec sums[kTokens] = {};
