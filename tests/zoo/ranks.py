@@ -23,7 +23,7 @@ from tests.zoo.run import Failed, Round
 WAYS: dict[str, dict[str, Any]] = {
     "tp": {"tensor_parallel_size": 2},
     "ep": {"tensor_parallel_size": 2, "enable_expert_parallel": True},
-    "pp": {"pipeline_parallel_size": 2, "enforce_eager": True},  # stages record nothing
+    "pp": {"pipeline_parallel_size": 2},
 }
 
 

@@ -31,6 +31,7 @@ from cpu_backend.worker.draft_replay import DraftReplay
 from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
 from cpu_backend.worker.speculation import CPURejectionSampler
+from cpu_backend.worker.step_outputs import Outputs
 from cpu_backend.worker.step_replay import State, StepReplay, distinct
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class CPUModelRunner(HostCPUModelRunner):
         if hasattr(self, "rejection_sampler"):
             self.rejection_sampler.__class__ = CPURejectionSampler
         self._has_media = False
+        self._outputs = Outputs()
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""
@@ -150,9 +152,8 @@ class CPUModelRunner(HostCPUModelRunner):
         return (
             not self.model_config.enforce_eager
             and self.model_config.runner_type == "generate"
-            and config.parallel_config.pipeline_parallel_size == 1
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
-            and config.parallel_config.nnodes_within_dp == 1  # gloo's collectives
+            and _ranks_share_memory()  # gloo's collectives cannot be recorded
             and providers.replayable()
             and config.kv_transfer_config is None
         )
@@ -244,40 +245,45 @@ class CPUModelRunner(HostCPUModelRunner):
     ) -> Any:
         """The host's, by way of a recorded step where that is possible."""
 
-        def forward(embedded: torch.Tensor | None = inputs_embeds) -> Any:
+        def forward(
+            embedded: torch.Tensor | None = inputs_embeds,
+            received: IntermediateTensors | None = intermediate_tensors,
+        ) -> Any:
             output = super(CPUModelRunner, self)._model_forward(
-                input_ids, positions, intermediate_tensors, embedded, **model_kwargs
+                input_ids, positions, received, embedded, **model_kwargs
             )
             if isinstance(output, IntermediateTensors):
                 # Some models send a residual of None to the next stage, which has zeros for it.
                 output.tensors = {k: v for k, v in output.tensors.items() if v is not None}
             return output
 
-        def forward_of_copy() -> Any:
+        def forward_of_copy() -> torch.Tensor:
             """Models add to what they are given, which a recorded step has to find unchanged."""
-            return forward(None if inputs_embeds is None else inputs_embeds.clone())
+            copies = {name: tensor.clone() for name, tensor in stage_inputs.items()}
+            return self._outputs.joined(
+                forward(
+                    None if inputs_embeds is None else inputs_embeds.clone(),
+                    IntermediateTensors(copies) if copies else None,
+                )
+            )
 
         groups = distinct(get_forward_context().attn_metadata)
         if (
             self.step_replay is None
             or positions is None
-            or intermediate_tensors is not None
             or model_kwargs
             or self._has_media
             or not groups
         ):
             return forward()
+        stage_inputs = intermediate_tensors.tensors if intermediate_tensors is not None else {}
         # Tokens are in the last dimension; the host embeds them itself where images may be.
         embedded = None if inputs_embeds is None else inputs_embeds.T
-        inputs = tuple(given for given in (positions, input_ids, embedded) if given is not None)
+        received = (tensor.movedim(0, -1) for tensor in stage_inputs.values())
+        inputs = tuple(x for x in (positions, input_ids, embedded, *received) if x is not None)
         branch = tuple(wrapper.has_adapters for wrapper in self._adapter_wrappers())
-        step = (inputs, groups, _states(), branch)
-        if not self.use_aux_hidden_state_outputs:
-            return self.step_replay.run(forward_of_copy, *step)
-        # A recording gives one tensor; these are equally wide.
-        joined = self.step_replay.run(lambda: _joined(forward_of_copy()), *step)
-        hidden, *others = joined.split(self.model_config.get_hidden_size(), dim=-1)
-        return hidden, others
+        output = self.step_replay.run(forward_of_copy, inputs, groups, _states(), branch)
+        return self._outputs.parted(output)
 
     def warm_up(self) -> float:
         """One small forward, so that the first request meets touched pages and started threads.
@@ -289,10 +295,10 @@ class CPUModelRunner(HostCPUModelRunner):
         return time.perf_counter() - start
 
 
-def _joined(states: tuple[torch.Tensor, list[torch.Tensor]]) -> torch.Tensor:
-    """The last layer's states [tokens, hidden] beside those that EAGLE-3 reads of layers before."""
-    last, others = states
-    return torch.cat([last, *others], dim=-1)
+def _ranks_share_memory() -> bool:
+    """Whether those of this rank's tensor-parallel group do."""
+    group = get_tp_group()
+    return group.world_size == 1 or group.device_communicator.supports_tensor_dict
 
 
 def _all_ranks_agree(answer: bool) -> bool:
