@@ -52,8 +52,10 @@ def second_machine() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def two_machines(model: str, second: list[str], folder: Path) -> Iterator[tuple[Server, Server]]:
-    layout = ["-tp", "2", "--nnodes", "2", "--master-addr", FIRST]
+def two_machines(
+    model: str, way: str, second: list[str], folder: Path
+) -> Iterator[tuple[Server, Server]]:
+    layout = [way, "2", "--nnodes", "2", "--master-addr", FIRST]
     layout += ["--master-port", str(free_port()), "--dtype", "float32", "--max-model-len", "2048"]
     first = Server(model, folder / "first", *layout, "--node-rank", "0")
     first.environ = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
@@ -84,8 +86,16 @@ def ends(server: Server) -> bool:
     return server.group() == []
 
 
-@pytest.mark.parametrize("killed", ["first", pytest.param("second", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("way", "killed"),
+    [
+        ("-tp", "first"),
+        pytest.param("-tp", "second", marks=pytest.mark.slow),
+        pytest.param("-pp", "first", marks=pytest.mark.slow),
+    ],
+)
 def test_two_machines_give_the_tokens_of_one_and_miss_each_other(
+    way: str,
     killed: str,
     even_model: str,
     second_machine: list[str],
@@ -93,7 +103,7 @@ def test_two_machines_give_the_tokens_of_one_and_miss_each_other(
     expected: list[list[int]],
     tmp_path: Path,
 ) -> None:
-    with two_machines(even_model, second_machine, tmp_path) as (first, second):
+    with two_machines(even_model, way, second_machine, tmp_path) as (first, second):
         for ids, tokens in zip(prompts, expected, strict=True):
             if len(ids) <= 200:
                 assert first.tokens(ids) == tokens
