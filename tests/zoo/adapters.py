@@ -105,8 +105,7 @@ def generate(folder: Path, adapter: Path, ranks: dict[str, int]) -> list[Answer]
     asked = [run.request(prompt) for prompt in (*PROMPTS, *PROMPTS)]
     uses = [request] * len(PROMPTS) + [None] * len(PROMPTS)
     outputs = llm.generate(asked, sampling, lora_request=uses, use_tqdm=False)
-    if ranks["pipeline_parallel_size"] == 1:
-        run.check_replay(llm)
+    run.check_replay(llm)
     return [run.answer(output) for output in outputs]
 
 
