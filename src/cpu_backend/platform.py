@@ -198,12 +198,6 @@ def _refuse_missing_features(config: VllmConfig) -> None:
     model = config.model_config
     if media := getattr(model, "multimodal_config", None):
         _refuse_missing_features_of_media(media)
-    if config.lora_config is not None and (model.is_moe or model.use_mla):
-        raise ConfigError(
-            "LoRA adapters are not supported for mixtures of experts and latent attention on the "
-            "CPU yet: leave --enable-lora out, or serve a checkpoint that the adapter is merged "
-            "into."
-        )
     if config.lora_config is not None and model.architecture in architectures.WITHOUT_ADAPTERS:
         raise ConfigError(
             f"LoRA adapters of {model.architecture} would be computed wrongly or not at all: leave "

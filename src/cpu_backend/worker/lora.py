@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
+from cpu_backend.products import row_by_row
+
 BASE_MODEL = -1  # the host's index of tokens without an adapter
 
 
@@ -89,14 +91,14 @@ def _shrink(
 ) -> None:
     """y [tokens, rank] = x @ A * scale; rows of tokens without an adapter stay as they are."""
     for rows, weight in _adapters(weights, indices):
-        y[rows, : weight.shape[0]] = _row_by_row(x[rows], weight).mul_(scale).to(y.dtype)
+        y[rows, : weight.shape[0]] = row_by_row(x[rows], weight).mul_(scale).to(y.dtype)
 
 
 def _expand(y: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor) -> None:
     """y [tokens, outputs] += x [tokens, rank] @ B; either may be padded to more outputs."""
     for rows, weight in _adapters(weights, indices):
         common = min(weight.shape[0], y.shape[1])
-        added = _row_by_row(x[rows], weight[:common])
+        added = row_by_row(x[rows], weight[:common])
         y[rows, :common] = (y[rows, :common].float() + added).to(y.dtype)
 
 
@@ -110,9 +112,3 @@ def _adapters(
     stacked = weights.squeeze(1) if weights.dim() == 4 else weights
     used = [index for index in indices.unique().tolist() if index != BASE_MODEL]
     return [((indices == index).nonzero().view(-1), stacked[index]) for index in used]
-
-
-def _row_by_row(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x @ weight.T in fp32, every row by itself: a token's bits do not depend on the others'."""
-    columns = weight.float().t()
-    return torch.bmm(x.float().unsqueeze(1), columns.expand(len(x), *columns.shape)).squeeze(1)

@@ -1,0 +1,83 @@
+"""An adapter with weights that no layer takes is refused.
+
+What: after an adapter is read, the names of its matrices are held against the layers that take
+    any.
+Why: the host looks at the last part of each name alone, and drops what fits no layer without a
+    word: the adapter answers as another one then.
+Since: 0.30
+Until: the host refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from cpu_backend.host.seam import When, patch
+
+NAMED = 3  # in the sentence
+
+
+@patch(
+    "vllm.lora.worker_manager",
+    "WorkerLoRAManager._load_adapter(self, lora_request)",
+    when=When.COMPUTING,
+)
+def refuse_what_is_dropped(original: Any) -> Any:
+    """With a sentence that names the first of them."""
+
+    def _load_adapter(self: Any, lora_request: Any) -> Any:
+        adapter = original(self, lora_request)
+        taken = set(_taken(self._adapter_manager))
+        missing = tuple(_elsewhere(self._adapter_manager))
+        dropped = [
+            name
+            for name in adapter.loras
+            if name not in taken and not f"{name}.".startswith(missing)
+        ]
+        if dropped:
+            names = ", ".join(dropped[:NAMED])
+            more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
+            raise ValueError(
+                f"the LoRA adapter {lora_request.lora_name} has weights for {names}{more}, which "
+                f"vLLM's {type(self._adapter_manager.model).__name__} cannot add adapters to: "
+                "train it without them, or serve a checkpoint that it is merged into."
+            )
+        return adapter
+
+    return _load_adapter
+
+
+def _taken(manager: Any) -> Iterator[str]:
+    """The names that the layers of ``manager`` are given weights by."""
+    from vllm.lora.layers import FusedMoEWithLoRA
+
+    for name, layer in manager.modules.items():
+        names = [name, *manager.packed_modules.get(name, ())]
+        if isinstance(layer, FusedMoEWithLoRA):  # of gate and up projections of all experts
+            names.append(f"{name}.base_layer")
+        for one in names:
+            yield one
+            if manager.is_pooling_model:  # where the host looks for these, too
+                yield one.removeprefix("model.")
+
+
+def _elsewhere(manager: Any) -> Iterator[str]:
+    """How the names begin of layers that another stage has, or for which the user wants no
+    adapters."""
+    from vllm.lora.utils import is_supported_lora_module
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    yield from ()
+    for name, layer in manager.model.named_modules():
+        if isinstance(layer, PPMissingLayer):
+            yield f"{name}."
+        elif (
+            manager.lora_config.target_modules is not None
+            and name not in manager.modules
+            and is_supported_lora_module(name, layer, manager.supported_lora_modules)
+        ):
+            parent = name.rpartition(".")[0]
+            children = manager.packed_modules_mapping.get(name.rpartition(".")[2], ())
+            yield f"{name}."
+            yield from (f"{parent}.{child}." for child in children)
