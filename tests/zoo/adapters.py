@@ -28,7 +28,9 @@ from tests.zoo.build import Spec, build
 from tests.zoo.run import Answer, Failed, Prompt, forked
 
 # Routers, heads, and what is no projection of a token's state.
-LEFT_OUT = re.compile(r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$|experts\.")
+LEFT_OUT = re.compile(
+    r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$|experts\.(\d|$)"
+)
 SEEN = 0.1  # deviations by which the adapter has to change a log-probability
 PROMPTS = text.prompts()[1:3]
 
@@ -112,7 +114,7 @@ def _of_three(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, 
 
 
 def generate(
-    folder: Path, paths: list[Path], options: dict[str, Any]
+    folder: Path, paths: list[Path], options: dict[str, Any], stacked: bool = False
 ) -> list[dict[Prompt, list[Answer]]]:
     """To each prompt with each adapter and without one: asked at once, then alone."""
     from vllm import LLM, SamplingParams
@@ -130,8 +132,7 @@ def generate(
     )
     run.keep(llm)
     sampling = SamplingParams(detokenize=False, **dict(text.SCORED))
-    mixed = bool(options.get("enable_mixed_moe_lora_format"))
-    named = {"is_3d_lora_weight": True} if mixed else {}
+    named = {"is_3d_lora_weight": True} if stacked else {}
     uses = [LoRARequest(path.name, n, str(path), **named) for n, path in enumerate(paths, 1)]
     asked = [(use, prompt) for prompt in PROMPTS for use in (*uses, None)]
     rounds = [asked, *([one] for one in asked[: len(paths) + 1])]
@@ -162,7 +163,7 @@ def examine(spec: Spec, scheme: str, of: str, options: dict[str, Any]) -> tuple[
             folder = quantize(model, folder, scheme)
         paths = [write(model, weights, Path(name) / f"adapter{n}", n) for n in (20, 21)]
         try:
-            answers = forked(generate, folder, paths, options)
+            answers = forked(generate, folder, paths, options, of == "stacked")
         except Failed as failed:
             outcome = judge.failure(failed)
             return outcome.state, outcome.note

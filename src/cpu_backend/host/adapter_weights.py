@@ -10,12 +10,16 @@ Until: the host refuses them.
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from cpu_backend.errors import ConfigError
 from cpu_backend.host.seam import When, patch
 
 NAMED = 3  # in the sentence
+UNEXPECTED = re.compile(r"but received (\[[^\]]*\])")  # in the host's
 
 
 @patch(
@@ -27,7 +31,13 @@ def refuse_what_is_dropped(original: Any) -> Any:
     """With a sentence that names the first of them."""
 
     def _load_adapter(self: Any, lora_request: Any) -> Any:
-        adapter = original(self, lora_request)
+        try:
+            adapter = original(self, lora_request)
+        except ValueError as error:  # which lists the names of all layers that there are
+            found = UNEXPECTED.search(str(error))
+            if found is None:
+                raise
+            raise _refusal(self, lora_request, ast.literal_eval(found[1])) from error
         taken = set(_taken(self._adapter_manager))
         missing = tuple(_elsewhere(self._adapter_manager))
         dropped = [
@@ -36,16 +46,20 @@ def refuse_what_is_dropped(original: Any) -> Any:
             if name not in taken and not f"{name}.".startswith(missing)
         ]
         if dropped:
-            names = ", ".join(dropped[:NAMED])
-            more = f" and {len(dropped) - NAMED} more" if len(dropped) > NAMED else ""
-            raise ValueError(
-                f"the LoRA adapter {lora_request.lora_name} has weights for {names}{more}, which "
-                f"vLLM's {type(self._adapter_manager.model).__name__} cannot add adapters to: "
-                "train it without them, or serve a checkpoint that it is merged into."
-            )
+            raise _refusal(self, lora_request, dropped)
         return adapter
 
     return _load_adapter
+
+
+def _refusal(self: Any, lora_request: Any, names: list[str]) -> ConfigError:
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ConfigError(
+        f"the LoRA adapter {lora_request.lora_name} has weights for {', '.join(names[:NAMED])}"
+        f"{more}, which vLLM's {type(self._adapter_manager.model).__name__} cannot add adapters "
+        "to: train it without them, or serve a checkpoint that it is merged into."
+    )
 
 
 def _taken(manager: Any) -> Iterator[str]:
@@ -68,7 +82,6 @@ def _elsewhere(manager: Any) -> Iterator[str]:
     from vllm.lora.utils import is_supported_lora_module
     from vllm.model_executor.models.utils import PPMissingLayer
 
-    yield from ()
     for name, layer in manager.model.named_modules():
         if isinstance(layer, PPMissingLayer):
             yield f"{name}."
