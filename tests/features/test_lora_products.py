@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cpu_backend.products import row_by_row
 from cpu_backend.worker import lora
 
 ADAPTERS, RANK, INPUTS, OUTPUTS = 3, 4, 10, 7
@@ -73,6 +74,6 @@ def test_a_row_does_not_depend_on_the_others(
 ) -> None:
     options = {"generator": seeded, "dtype": torch.float32}
     x, weight = _random(70, 576, **options), _random(33, 576, **options)
-    together = lora._row_by_row(x, weight)
+    together = row_by_row(x, weight)
     for row in (0, 31, 69):
-        assert torch.equal(lora._row_by_row(x[row : row + 1], weight)[0], together[row])
+        assert torch.equal(row_by_row(x[row : row + 1], weight)[0], together[row])

@@ -27,9 +27,10 @@ from tests.zoo import expert_adapters, gguf_files, judge, kinds, run, text
 from tests.zoo.build import Spec, build
 from tests.zoo.run import Answer, Failed, Prompt, forked
 
-# Routers, heads, and what is no projection of a token's state.
+# Routers, indexers, heads, each expert's, and what is no projection of a token's state.
 LEFT_OUT = re.compile(
-    r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$|experts\.(\d|$)"
+    r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$"
+    r"|experts\.(\d|$)|indexer\.(wk|weights_proj)$"
 )
 SEEN = 0.1  # deviations by which the adapter has to change a log-probability
 PROMPTS = text.prompts()[1:3]
@@ -74,6 +75,10 @@ def quantize(model: torch.nn.Module, folder: Path, scheme: str) -> Path:
         kept = any(part in name for part in quantize_model.KEPT)
         if name.rpartition(".")[2] in quantize_model.PROJECTIONS and not kept:
             layer.weight.data = numbers(layer.weight.data)
+    with torch.no_grad():
+        for view in expert_adapters.one_by_one(model, folder).values():
+            weight = view(model)
+            weight.copy_(numbers(weight))
     return target
 
 
@@ -87,7 +92,7 @@ def layers_of(model: torch.nn.Module, spec: Spec, folder: Path, of: str) -> expe
             published = f"{name}.weight"
             for pattern, replacement in spec.published:
                 published = re.sub(pattern, replacement, published)
-            if "|" not in published:  # not a part of another
+            if "|" not in published and not LEFT_OUT.search(published[: -len(".weight")]):
                 weights[published.removesuffix(".weight")] = operator.methodcaller(
                     "get_parameter", f"{name}.weight"
                 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from vllm.distributed.communication_op import tensor_model_parallel_all_gather
 
 from cpu_backend.products import row_by_row
 
@@ -30,8 +31,10 @@ class LatentAdapters:
         indices = layer.punica_wrapper.token_lora_indices[:tokens]
         for index in indices.unique().tolist():
             if index >= 0:
-                b = layer.lora_b_stacked[0][index, 0].unflatten(0, (self._heads, -1))
-                yield (indices == index).nonzero()[:, 0], layer.lora_a_stacked[0][index, 0], b
+                a, b = layer.lora_a_stacked[0][index, 0], layer.lora_b_stacked[0][index, 0]
+                if a.shape[0] < b.shape[1]:  # fully sharded: each rank has some rows
+                    a = tensor_model_parallel_all_gather(a, 0)
+                yield (indices == index).nonzero()[:, 0], a, b.unflatten(0, (self._heads, -1))
 
     def add_to_queries(self, absorbed: torch.Tensor, query: torch.Tensor) -> None:
         """absorbed [tokens, heads, latent] += of query [tokens, heads, unrotated]."""

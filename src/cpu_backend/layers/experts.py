@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cpu_backend import ops, providers
+from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
     CPUUnquantizedExperts,
     ExpertTokensMetadata,
@@ -67,7 +68,13 @@ class CpuExperts(LoRAExpertsMixin, CPUUnquantizedExperts):
         return True
 
     def set_lora_context(self, ctx: MoELoRAContext) -> None:
-        """From here on tokens may have adapters."""
+        """From here on tokens may have adapters.  Raises ConfigError for a provider's experts that
+        they cannot be added to."""
+        if not self.packed.layers:
+            raise ConfigError(
+                "LoRA adapters of mixtures need the experts one by one, which the provider of "
+                "CPU_BACKEND_EXPERTS does not have: choose native, or leave --enable-lora out."
+            )
         super().set_lora_context(ctx)
         self.adapters = ExpertAdapters(ctx, self.moe_config.activation == MoEActivation.SWIGLUOAI)
 
