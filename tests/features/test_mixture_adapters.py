@@ -210,6 +210,6 @@ def test_weights_that_no_layer_takes(hosts: bool) -> None:
     with pytest.raises(
         ConfigError,
         match=r"mine has weights for model.layers.0.visual.q_proj, "
-        r".* and 2 more, which .* cannot add adapters to: .*",
+        r".* and 2 more, which .* cannot add adapters to here: train it",
     ):
         adapter_weights.refuse_what_is_dropped(load)(worker, SimpleNamespace(lora_name="mine"))

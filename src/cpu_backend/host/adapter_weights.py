@@ -55,10 +55,13 @@ def refuse_what_is_dropped(original: Any) -> Any:
 def _refusal(self: Any, lora_request: Any, names: list[str]) -> ConfigError:
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    way_out = "train it without them"
+    if self._adapter_manager.lora_config.target_modules is not None:
+        way_out = "name their layers in --lora-target-modules, too"
     return ConfigError(
         f"the LoRA adapter {lora_request.lora_name} has weights for {', '.join(names[:NAMED])}"
         f"{more}, which vLLM's {type(self._adapter_manager.model).__name__} cannot add adapters "
-        "to: train it without them, or serve a checkpoint that it is merged into."
+        f"to here: {way_out}, or serve a checkpoint that it is merged into."
     )
 
 
@@ -77,20 +80,9 @@ def _taken(manager: Any) -> Iterator[str]:
 
 
 def _elsewhere(manager: Any) -> Iterator[str]:
-    """How the names begin of layers that another stage has, or for which the user wants no
-    adapters."""
-    from vllm.lora.utils import is_supported_lora_module
+    """How the names begin of layers that another stage has."""
     from vllm.model_executor.models.utils import PPMissingLayer
 
     for name, layer in manager.model.named_modules():
         if isinstance(layer, PPMissingLayer):
             yield f"{name}."
-        elif (
-            manager.lora_config.target_modules is not None
-            and name not in manager.modules
-            and is_supported_lora_module(name, layer, manager.supported_lora_modules)
-        ):
-            parent = name.rpartition(".")[0]
-            children = manager.packed_modules_mapping.get(name.rpartition(".")[2], ())
-            yield f"{name}."
-            yield from (f"{parent}.{child}." for child in children)
