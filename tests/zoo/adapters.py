@@ -4,7 +4,8 @@ Prompts with either of two adapters and without one, in one batch and alone, hav
 ``transformers`` answers with the adapter merged into its weights and without it, or the model
 refuses adapters.  With ``--scheme`` the model is quantized, and ``transformers`` computes with the
 numbers of that.  ``--of`` says which layers adapters have: linear layers (dense), those and each
-expert's (experts) or those and all experts' as one tensor (stacked), or routers.
+expert's (experts), those and all experts' as one tensor (stacked), routers, or each expert's and
+routers (all).  Models that see get no pictures here, and their towers no adapters.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ import torch
 
 from examples import quantize_model
 from tests.features import adapters
-from tests.zoo import expert_adapters, gguf_files, judge, kinds, run, text
+from tests.zoo import expert_adapters, gguf_files, judge, kinds, media, run, text
 from tests.zoo.build import Spec, build
 from tests.zoo.run import Answer, Failed, Prompt, forked
 
 # Routers, indexers, heads, each expert's, and what is no projection of a token's state.
 LEFT_OUT = re.compile(
     r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$"
-    r"|experts\.(\d|$)|indexer\.(wk|weights_proj)$"
+    r"|experts\.(\d|$)|indexer\.(wk|weights_proj)$|vision|visual|multi_modal_projector"
 )
+KINDS = ("dense", "experts", "stacked", "routers", "all")
 SEEN = 0.1  # deviations by which the adapter has to change a log-probability
 PROMPTS = text.prompts()[1:3]
 
@@ -96,10 +98,12 @@ def layers_of(model: torch.nn.Module, spec: Spec, folder: Path, of: str) -> expe
                 weights[published.removesuffix(".weight")] = operator.methodcaller(
                     "get_parameter", f"{name}.weight"
                 )
-    if of == "experts":
+    if of in ("experts", "all"):
         weights |= expert_adapters.one_by_one(model, folder)
     if of == "stacked":
         weights |= expert_adapters.stacked(model)
+    if of == "all":
+        weights |= expert_adapters.routers(model, folder)
     return weights
 
 
@@ -128,7 +132,7 @@ def generate(
     llm = LLM(
         str(folder),
         tokenizer=str(folder.parent) if folder.suffix == ".gguf" else None,
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not (folder / "tokenizer_config.json").exists(),
         enable_lora=True,
         max_lora_rank=8,
         max_loras=len(paths),
@@ -161,6 +165,8 @@ def examine(spec: Spec, scheme: str, of: str, options: dict[str, Any]) -> tuple[
         folder = Path(name) / "model"
         folder.mkdir()
         model = build(gguf_files.granted(spec) if scheme == GGUF else spec, folder)
+        if isinstance(spec, media.MediaSpec):
+            spec.processor(folder)
         weights = layers_of(model, spec, folder, of)
         if not weights:
             return judge.RIGHT, "there is nothing to add to"
@@ -196,7 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.adapters", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
     parser.add_argument("--scheme", choices=(*SCHEMES, GGUF), default="")
-    parser.add_argument("--of", choices=("dense", "experts", "stacked", "routers"), default="dense")
+    parser.add_argument("--of", choices=KINDS, default="dense")
     for way in ("tensor", "pipeline"):
         parser.add_argument(f"--{way}-parallel-size", type=int, default=1)
     parser.add_argument("--quantization")
