@@ -34,9 +34,11 @@ def wrapper() -> CPUPunicaWrapper:
 class Mixture:
     """Random experts and adapters; pairs: 2 of gate and up projection each, or 1 of both."""
 
-    def __init__(self, activation: str, pairs: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, activation: str, pairs: int, dtype: torch.dtype, generator: torch.Generator
+    ) -> None:
         def random(*sizes: int) -> torch.Tensor:
-            return torch.randn(*sizes, generator=generator) / sizes[-1] ** 0.5
+            return (torch.randn(*sizes, generator=generator) / sizes[-1] ** 0.5).to(dtype)
 
         self.halves = 1 if activation == "relu2" else 2
         self.activation, self.in_turns = activation, activation == "swigluoai"
@@ -84,22 +86,23 @@ class Mixture:
         return ExpertAdapters(context, self.in_turns)
 
     def merged(self, adapter: int, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        w13, w2 = self.w13[expert].float(), self.w2[expert].float()
         if adapter < 0 or not ENABLED[adapter]:
-            return self.w13[expert], self.w2[expert]
+            return w13, w2
         pairs = zip(self.a13, self.b13, strict=True)
-        added = torch.cat([b[adapter, expert] @ a[adapter, expert] for a, b in pairs])
-        if self.in_turns and len(self.a13) == 1:
-            added = torch.cat((added[::2], added[1::2]))
-        down = self.b2[adapter, expert] @ self.a2[adapter, expert]
-        return self.w13[expert] + added, self.w2[expert] + down
+        added = [b[adapter, expert].float() @ a[adapter, expert].float() for a, b in pairs]
+        if self.in_turns and len(added) == 1:
+            added = [added[0][::2], added[0][1::2]]
+        down = self.b2[adapter, expert].float() @ self.a2[adapter, expert].float()
+        return w13 + torch.cat(added), w2 + down
 
     def expected(self) -> torch.Tensor:
-        out = torch.zeros_like(self.x)
+        out = torch.zeros(self.x.shape)
         for token, adapter in enumerate(INDICES.tolist()):
             for expert, share in zip(self.ids[token].tolist(), self.weights[token], strict=True):
                 if expert >= 0:
                     w13, w2 = self.merged(adapter, expert)
-                    first = (w13 @ self.x[token] + self.bias[expert]).unsqueeze(0)
+                    first = (w13 @ self.x[token].float() + self.bias[expert]).unsqueeze(0)
                     out[token] += share * (w2 @ activate(first, self.activation, self.halves)[0])
         return out
 
@@ -108,14 +111,20 @@ class Mixture:
     ("activation", "pairs"),
     [("silu", 2), ("gelu_tanh", 1), ("swigluoai", 1), ("swigluoai", 2), ("relu2", 1)],
 )
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.03)])
 def test_experts(
-    activation: str, pairs: int, wrapper: CPUPunicaWrapper, seeded: torch.Generator
+    activation: str,
+    pairs: int,
+    dtype: torch.dtype,
+    error: float,
+    wrapper: CPUPunicaWrapper,
+    seeded: torch.Generator,
 ) -> None:
-    mixture = Mixture(activation, pairs, seeded)
+    mixture = Mixture(activation, pairs, dtype, seeded)
     experts, adapters = mixture.experts(), mixture.adapters(wrapper)
     out = torch.full_like(mixture.x, torch.nan)
     adapters(experts, out, mixture.x, mixture.weights, mixture.ids, mixture.bias, None)
-    torch.testing.assert_close(out, mixture.expected(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out.float(), mixture.expected(), rtol=error, atol=error)
 
     plain = torch.empty_like(out)
     experts(plain, mixture.x, mixture.weights, mixture.ids, mixture.bias, None)
@@ -125,7 +134,7 @@ def test_experts(
     wrapper.indices_len = [1] * 4
     for token in (0, 7):  # alone
         wrapper._token_lora_indices[0] = INDICES[token]
-        one, row = torch.empty(1, HIDDEN), slice(token, token + 1)
+        one, row = out.new_empty(1, HIDDEN), slice(token, token + 1)
         rows = mixture.x[row], mixture.weights[row], mixture.ids[row]
         adapters(experts, one, *rows, mixture.bias, None)
         assert torch.equal(one[0], out[token])
