@@ -31,7 +31,7 @@ from tests.zoo.run import Answer, Failed, Prompt, forked
 # Routers, indexers, heads, each expert's, and what is no projection of a token's state.
 LEFT_OUT = re.compile(
     r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$"
-    r"|experts\.(\d|$)|indexer\.(wk|weights_proj)$|vision|visual|multi_modal_projector"
+    r"|experts\.(\d|$)|indexer\.(wk|weights_proj)$|vision|visual|audio|multi_modal_projector"
 )
 KINDS = ("dense", "experts", "stacked", "routers", "all")
 SEEN = 0.1  # deviations by which the adapter has to change a log-probability
