@@ -23,7 +23,12 @@ KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_g
 KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
 # Those whose LoRA adapters the host computes wrongly, or fails for without words, as
 # tests/zoo/adapters.py found.
-WITHOUT_ADAPTERS = ("GPTBigCodeForCausalLM", "Mamba2ForCausalLM", "Zamba2ForCausalLM")
+WITHOUT_ADAPTERS = (
+    "GPTBigCodeForCausalLM",
+    "K2HorizonForCausalLM",
+    "Mamba2ForCausalLM",
+    "Zamba2ForCausalLM",
+)
 # Those that tests/zoo/ranks.py found wrong in stages of a pipeline: layers need what another stage
 # has, positions are added once more in each, the host runs or ties layers that a stage does not
 # have, cuts a tower, too, or clears an image's features before it sends them.

@@ -418,10 +418,10 @@ class Experts(products.Experts):
     def __init__(
         self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], activation: str
     ) -> None:
-        self._weights = (*gate_up, *down)  # kept alive
+        self.layers = list(zip(gate_up, down, strict=True))  # which keeps them alive
         self._gate_up = [weight._handle for weight in gate_up]
         self._down = [weight._handle for weight in down]
-        self._activation = activation
+        self.activation = activation
 
     def __call__(
         self,
@@ -447,5 +447,5 @@ class Experts(products.Experts):
             down_bias,
             topk_weights,
             topk_ids,
-            self._activation,
+            self.activation,
         )

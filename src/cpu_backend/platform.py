@@ -198,11 +198,12 @@ def _refuse_missing_features(config: VllmConfig) -> None:
     model = config.model_config
     if media := getattr(model, "multimodal_config", None):
         _refuse_missing_features_of_media(media)
-    if config.lora_config is not None and (model.is_moe or model.use_mla):
+    ranks = config.parallel_config.data_parallel_size
+    if config.lora_config is not None and model.is_moe and ranks > 1:
         raise ConfigError(
-            "LoRA adapters are not supported for mixtures of experts and latent attention on the "
-            "CPU yet: leave --enable-lora out, or serve a checkpoint that the adapter is merged "
-            "into."
+            f"LoRA adapters of mixtures of experts do not go with --data-parallel-size {ranks} on "
+            "the CPU, where each rank numbers its adapters by itself: choose "
+            f"--tensor-parallel-size {ranks} instead."
         )
     if config.lora_config is not None and model.architecture in architectures.WITHOUT_ADAPTERS:
         raise ConfigError(

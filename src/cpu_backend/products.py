@@ -6,7 +6,7 @@ Layers know nothing else of a provider's (providers/).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     "relu2": lambda x: functional.relu(x).square(),
 }
+
+
+def activate(x: Tensor, activation: str, parts: int) -> Tensor:
+    """x [rows, parts * n] to [rows, n]: of two parts the first is the gate of the second."""
+    if parts == 1:
+        return ACTIVATIONS[activation](x)
+    gate, up = x.chunk(2, -1)
+    if activation == "swigluoai":  # of gpt-oss
+        return ACTIVATIONS["gelu_quick"](gate.clamp(max=7)) * (up.clamp(-7, 7) + 1)
+    if activation == "swiglustep":  # of Step 3.5
+        return ACTIVATIONS["silu"](gate).clamp(max=7) * up.clamp(-7, 7)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def row_by_row(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, inputs] @ weight [outputs, inputs].T in fp32, every row by itself: its bits do not
+    depend on the others'."""
+    columns = weight.float().t()
+    return torch.bmm(x.float().unsqueeze(1), columns.expand(len(x), *columns.shape)).squeeze(1)
 
 
 class Linear(ABC):
@@ -46,12 +65,18 @@ class Linear(ABC):
         self, out: Tensor, x: Tensor, activation: str, bias: Tensor | None = None
     ) -> None:
         """out [..., out_features / 2] = act(first half of linear(x)) * second half."""
-        gate, up = self(x, None, bias).chunk(2, -1)
-        torch.mul(ACTIVATIONS[activation](gate), up, out=out)
+        out.copy_(activate(self(x, None, bias), activation, 2))
 
 
 class Experts(ABC):
-    """The feed-forward networks of a mixture of experts, gated or not."""
+    """The feed-forward networks of a mixture of experts, gated or not.
+
+    layers: of each expert the gate and up projection, or without a gate the up projection, and the
+    down projection; none where the provider does not have them one by one.
+    """
+
+    layers: Sequence[tuple[Linear, Linear]] = ()
+    activation: str
 
     @abstractmethod
     def __call__(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cpu_backend import ops
+from cpu_backend.products import row_by_row
 from cpu_backend.worker import lora
 
 ops.load()
@@ -109,6 +110,14 @@ def test_a_row_does_not_depend_on_the_others(seeded: torch.Generator) -> None:
             inner = a[adapter].double() @ x[row].double() * 0.5
             expected = before[row].double() + b[adapter].double() @ inner
             torch.testing.assert_close(together[row], expected.bfloat16())
+
+
+def test_a_product_in_python_does_not_depend_on_other_rows(seeded: torch.Generator) -> None:
+    x = _random(70, 576, generator=seeded, dtype=torch.float32)
+    weight = _random(33, 576, generator=seeded, dtype=torch.float32)
+    together = row_by_row(x, weight)
+    for row in (0, 31, 69):
+        assert torch.equal(row_by_row(x[row : row + 1], weight)[0], together[row])
 
 
 def test_a_recorded_step_asks_anew_which_adapter_a_token_has(seeded: torch.Generator) -> None:

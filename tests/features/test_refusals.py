@@ -183,7 +183,7 @@ def test_a_library_for_structured_outputs_that_does_not_load(model_path: str) ->
         _configure(model_path, structured_outputs_config={"backend": name})
 
 
-def test_adapters_of_mixtures(model_path: str, tmp_path: Path) -> None:
+def test_adapters_of_mixtures_with_numbers_of_each_rank(model_path: str, tmp_path: Path) -> None:
     config = json.loads((Path(model_path) / "config.json").read_text())
     config |= {
         "architectures": ["MixtralForCausalLM"],
@@ -194,9 +194,9 @@ def test_adapters_of_mixtures(model_path: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).symlink_to(Path(model_path) / name)
-    assert not _configure(tmp_path, load_format="dummy").lora_config
-    with pytest.raises(ConfigError, match=r"LoRA .* mixtures of experts .* merged into"):
-        _configure(tmp_path, load_format="dummy", enable_lora=True)
+    assert _configure(tmp_path, load_format="dummy", enable_lora=True).lora_config
+    with pytest.raises(ConfigError, match=r"LoRA .* --data-parallel-size 2 .*: choose --tensor"):
+        _configure(tmp_path, load_format="dummy", enable_lora=True, data_parallel_size=2)
 
 
 def test_async_scheduling_is_switched_off_and_said(

@@ -1,8 +1,11 @@
-"""``python -m tests.zoo.adapters``: models of text with a LoRA adapter of each linear layer.
+"""``python -m tests.zoo.adapters``: models of text with LoRA adapters of their layers.
 
-Prompts with the adapter and without it, in one batch, have to be answered as ``transformers``
-answers with the adapter merged into its weights and without it, or the model refuses adapters.
-With ``--scheme`` the model is quantized, and ``transformers`` computes with the numbers of that.
+Prompts with either of two adapters and without one, in one batch and alone, have to be answered as
+``transformers`` answers with the adapter merged into its weights and without it, or the model
+refuses adapters.  With ``--scheme`` the model is quantized, and ``transformers`` computes with the
+numbers of that.  ``--of`` says which layers adapters have: linear layers (dense), those and each
+expert's (experts), those and all experts' as one tensor (stacked), routers, or each expert's and
+routers (all).  Models that see get no pictures here, and their towers no adapters.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import operator
 import re
 import tempfile
 from collections.abc import Callable
@@ -20,13 +24,17 @@ import torch
 
 from examples import quantize_model
 from tests.features import adapters
-from tests.zoo import gguf_files, judge, kinds, run, text
+from tests.zoo import expert_adapters, gguf_files, judge, kinds, media, run, text
 from tests.zoo.build import Spec, build
-from tests.zoo.run import Answer, Failed, forked
+from tests.zoo.run import Answer, Failed, Prompt, forked
 
-# Routers, heads, and what is no projection of a token's state.
-LEFT_OUT = re.compile(r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$|experts\.")
-SEEN = 0.5  # deviations by which the adapter has to change a log-probability
+# Routers, indexers, heads, each expert's, and what is no projection of a token's state.
+LEFT_OUT = re.compile(
+    r"(^|\.)(lm_head|embed_out|gate|router|shared_expert_gate|conv1d)$"
+    r"|experts\.(\d|$)|indexer\.(wk|weights_proj)$|vision|visual|audio|multi_modal_projector"
+)
+KINDS = ("dense", "experts", "stacked", "routers", "all")
+SEEN = 0.1  # deviations by which the adapter has to change a log-probability
 PROMPTS = text.prompts()[1:3]
 
 
@@ -69,88 +77,148 @@ def quantize(model: torch.nn.Module, folder: Path, scheme: str) -> Path:
         kept = any(part in name for part in quantize_model.KEPT)
         if name.rpartition(".")[2] in quantize_model.PROJECTIONS and not kept:
             layer.weight.data = numbers(layer.weight.data)
+    with torch.no_grad():
+        for view in expert_adapters.one_by_one(model, folder).values():
+            weight = view(model)
+            weight.copy_(numbers(weight))
     return target
 
 
-def write(model: torch.nn.Module, folder: Path) -> Path:
-    """An adapter of random numbers for the linear layers of ``model``, in ``folder``."""
-    layers = {
-        name: (layer.in_features, layer.out_features)
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and not LEFT_OUT.search(name)
-    }
-    adapters.write_for(layers, folder, seed=20)
+def layers_of(model: torch.nn.Module, spec: Spec, folder: Path, of: str) -> expert_adapters.Weights:
+    """What gives the weights that an adapter adds to, by their published names."""
+    if of == "routers":
+        return expert_adapters.routers(model, folder)
+    weights: expert_adapters.Weights = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and not LEFT_OUT.search(name):
+            published = f"{name}.weight"
+            for pattern, replacement in spec.published:
+                published = re.sub(pattern, replacement, published)
+            if "|" not in published and not LEFT_OUT.search(published[: -len(".weight")]):
+                weights[published.removesuffix(".weight")] = operator.methodcaller(
+                    "get_parameter", f"{name}.weight"
+                )
+    if of in ("experts", "all"):
+        weights |= expert_adapters.one_by_one(model, folder)
+    if of == "stacked":
+        weights |= expert_adapters.stacked(model)
+    if of == "all":
+        weights |= expert_adapters.routers(model, folder)
+    return weights
+
+
+def write(
+    model: torch.nn.Module, weights: expert_adapters.Weights, folder: Path, seed: int
+) -> Path:
+    """An adapter of random numbers for ``weights`` of ``model``, in ``folder``."""
+    shapes = {name: tuple(weight(model).shape) for name, weight in weights.items()}
+    layers = {name: (size[1], size[0]) for name, size in shapes.items() if len(size) == 2}
+    stacked = {name: (n, i, o) for name, (n, o, i) in _of_three(shapes)}
+    adapters.write_for(layers, folder, seed, stacked)
     return folder
 
 
-def generate(folder: Path, adapter: Path, ranks: dict[str, int]) -> list[Answer]:
-    """To each prompt with the adapter, then to each without it, asked at once."""
+def _of_three(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, int, int]]]:
+    return [(name, (*size,)) for name, size in shapes.items() if len(size) == 3]  # type: ignore[misc]
+
+
+def generate(
+    folder: Path, paths: list[Path], options: dict[str, Any], stacked: bool = False
+) -> list[dict[Prompt, list[Answer]]]:
+    """To each prompt with each adapter and without one: asked at once, then alone."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
-    options = {**text.ENGINES["bf16"], "dtype": "float32"}
     llm = LLM(
         str(folder),
         tokenizer=str(folder.parent) if folder.suffix == ".gguf" else None,
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=not (folder / "tokenizer_config.json").exists(),
         enable_lora=True,
         max_lora_rank=8,
+        max_loras=len(paths),
         enable_prefix_caching=False,
-        **options,
-        **ranks,
+        **{**text.ENGINES["bf16"], "dtype": "float32", **options},
     )
     run.keep(llm)
     sampling = SamplingParams(detokenize=False, **dict(text.SCORED))
-    request = LoRARequest("random", 1, str(adapter))
-    asked = [run.request(prompt) for prompt in (*PROMPTS, *PROMPTS)]
-    uses = [request] * len(PROMPTS) + [None] * len(PROMPTS)
-    outputs = llm.generate(asked, sampling, lora_request=uses, use_tqdm=False)
+    named = {"is_3d_lora_weight": True} if stacked else {}
+    uses = [LoRARequest(path.name, n, str(path), **named) for n, path in enumerate(paths, 1)]
+    asked = [(use, prompt) for prompt in PROMPTS for use in (*uses, None)]
+    rounds = [asked, *([one] for one in asked[: len(paths) + 1])]
+    answers: list[dict[Prompt, list[Answer]]] = [{} for _ in range(len(paths) + 1)]
+    for together in rounds:
+        outputs = llm.generate(
+            [run.request(prompt) for _, prompt in together],
+            sampling,
+            lora_request=[use for use, _ in together],
+            use_tqdm=False,
+        )
+        for (use, prompt), output in zip(together, outputs, strict=True):
+            place = use.lora_int_id if use else 0
+            answers[place].setdefault(prompt, []).append(run.answer(output))
     run.check_replay(llm)
-    return [run.answer(output) for output in outputs]
+    return answers
 
 
-def examine(spec: Spec, scheme: str, ranks: dict[str, int]) -> tuple[str, str]:
+def examine(spec: Spec, scheme: str, of: str, options: dict[str, Any]) -> tuple[str, str]:
     """State and words.  Runs in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         folder.mkdir()
         model = build(gguf_files.granted(spec) if scheme == GGUF else spec, folder)
+        if isinstance(spec, media.MediaSpec):
+            spec.processor(folder)
+        weights = layers_of(model, spec, folder, of)
+        if not weights:
+            return judge.RIGHT, "there is nothing to add to"
         if scheme:
             folder = quantize(model, folder, scheme)
-        adapter = write(model, Path(name) / "adapter")
+        paths = [write(model, weights, Path(name) / f"adapter{n}", n) for n in (20, 21)]
         try:
-            answers = forked(generate, folder, adapter, ranks)
+            answers = forked(generate, folder, paths, options, of == "stacked")
         except Failed as failed:
             outcome = judge.failure(failed)
             return outcome.state, outcome.note
-        merged = adapters.merge(copy.deepcopy(model), adapter)
-    having = dict(zip(PROMPTS, answers[: len(PROMPTS)], strict=True))
-    lacking = dict(zip(PROMPTS, answers[len(PROMPTS) :], strict=True))
-    if judge.worst_error(merged, lacking) < SEEN:
-        return judge.ENDED, "the adapter changes nothing: this is no test"
-    errors = {
-        "with it": judge.worst_error(merged, having),
-        "without it": judge.worst_error(model, lacking),
-    }
-    faults = [f"{way}: {off:.3f} deviations off" for way, off in errors.items() if off > judge.TIE]
+        faults = faults_of(model, answers[0], "without one")
+        for path, given in zip(paths, answers[1:], strict=True):
+            merged = adapters.merge(copy.deepcopy(model), path, weights)
+            lacking = {prompt: found[0] for prompt, found in answers[0].items()}
+            if judge.worst_error(merged, lacking) < SEEN:
+                return judge.ENDED, "the adapter changes nothing: this is no test"
+            faults += faults_of(merged, given, f"with {path.name}")
     return (judge.WRONG if faults else judge.RIGHT), "; ".join(faults)
+
+
+def faults_of(model: Any, given: dict[Prompt, list[Answer]], way: str) -> list[str]:
+    """Of answers to each prompt, first beside others."""
+    faults = []
+    for when, found in (("together", lambda a: a[0]), ("alone", lambda a: a[-1])):
+        off = judge.worst_error(model, {prompt: found(each) for prompt, each in given.items()})
+        if off > judge.FP32_ERROR:
+            faults.append(f"{way}, {when}: {off:.3f} deviations off")
+    return faults
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.adapters", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
     parser.add_argument("--scheme", choices=(*SCHEMES, GGUF), default="")
+    parser.add_argument("--of", choices=KINDS, default="dense")
     for way in ("tensor", "pipeline"):
         parser.add_argument(f"--{way}-parallel-size", type=int, default=1)
-    arguments = parser.parse_args()
-    ranks = {name: n for name, n in vars(arguments).items() if name.endswith("_size")}
+    parser.add_argument("--quantization")
+    for flag in ("enable-expert-parallel", "fully-sharded-loras", "enable-mixed-moe-lora-format"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    options = vars(parser.parse_args())
+    names, scheme, of = (options.pop(name) for name in ("names", "scheme", "of"))
+    options = {name: value for name, value in options.items() if value}
     run.prepare()
-    names = arguments.names or [s.name for s in text.SPECS if not s.refused and not s.host]
+    names = names or [s.name for s in text.SPECS if not s.refused and not s.host]
     wrong = 0
     for name in names:
         _, spec = kinds.find(name)
         try:
-            state, words = forked(examine, spec, arguments.scheme, ranks)
+            state, words = forked(examine, spec, scheme, of, options)
         except Failed as failed:
             state, words = judge.ENDED, f"the zoo itself: {failed}"[:300]
         print(json.dumps([name, state, words]), flush=True)

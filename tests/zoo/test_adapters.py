@@ -1,4 +1,4 @@
-"""An adapter beside a quantized model; the other schemes and models by hand."""
+"""Adapters of a quantized model and of a mixture; the other schemes and models by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import json
 import subprocess
 import sys
 
+import pytest
 
-def test_of_a_quantized_model() -> None:
-    command = [sys.executable, "-m", "tests.zoo.adapters", "Qwen3ForCausalLM", "--scheme", "awq"]
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("Qwen3ForCausalLM", "--scheme", "awq"),
+        ("DeepseekV2ForCausalLM", "--of", "all"),
+    ],
+    ids=["quantized", "mixture"],
+)
+def test_beside_merged_weights(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tests.zoo.adapters", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert json.loads(done.stdout) == ["Qwen3ForCausalLM", "right", ""], done.stderr[-2000:]
+    assert json.loads(done.stdout) == [arguments[0], "right", ""], done.stderr[-2000:]

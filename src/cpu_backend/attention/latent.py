@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.v1.attention.backend import AttentionType, MLAAttentionImpl
@@ -26,6 +27,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 from cpu_backend import ops
 from cpu_backend.attention import kv_dtypes
 from cpu_backend.attention.backend import CpuBackendAttention, StepMetadata, parts
+from cpu_backend.attention.latent_adapters import LatentAdapters
 from cpu_backend.errors import ConfigError
 
 WIDEST = 1024  # of a key; see torch_ops/attention.cpp
@@ -117,10 +119,11 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
         scale: float,
         step: StepMetadata,
         output: torch.Tensor,
+        adapters: LatentAdapters | None = None,
     ) -> None:
         """query [tokens, heads, unrotated + rotated], latents [tokens, latent], rotated [tokens, 1,
         rotated]; kv_cache [blocks, block_size, cached_channels], ``scale`` that of its fp8
-        codes; output [tokens, heads * v_head_dim]."""
+        codes; output [tokens, heads * v_head_dim]; adapters: of the projections of its heads."""
         tokens = step.num_actual_tokens
         rows = torch.cat((latents, rotated.flatten(1)), -1)
         if self.key_dim > self.head_size:
@@ -129,12 +132,17 @@ class LatentAttentionImpl(MLAAttentionImpl[StepMetadata]):
 
         make = torch.zeros if self.key_dim > self.head_size else torch.empty
         absorbed = make((tokens, self.num_heads, self.key_dim), dtype=query.dtype)
-        self._to_latents(absorbed[..., : self.latent], query[:tokens, :, : self.unrotated])
+        unrotated = query[:tokens, :, : self.unrotated]
+        self._to_latents(absorbed[..., : self.latent], unrotated)
+        if adapters is not None:
+            adapters.add_to_queries(absorbed[..., : self.latent], unrotated)
         absorbed[..., self.latent : self.head_size].copy_(query[:tokens, :, self.unrotated :])
         attended = torch.empty((tokens, self.num_heads, self.value_dim), dtype=query.dtype)
         self._attend(absorbed, kv_cache, scale, step, attended)
         heads = output[:tokens].view(tokens, self.num_heads, self.v_head_dim)
         self._from_latents(heads, attended[..., : self.latent])
+        if adapters is not None:
+            adapters.add_to_results(heads, attended[..., : self.latent])
 
     def _write(
         self, rows: torch.Tensor, kv_cache: torch.Tensor, scale: float, step: StepMetadata
@@ -199,6 +207,13 @@ class LatentAttention(MLAAttention):
 
     impl: LatentAttentionImpl
 
+    @property
+    def adapters(self) -> LatentAdapters | None:
+        """Of the projection from latents, if the host has put any around it."""
+        if not isinstance(self.kv_b_proj, BaseLayerWithLoRA):
+            return None
+        return LatentAdapters(self.kv_b_proj, self.num_heads, self.qk_nope_head_dim)
+
     def update_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the forward writes before it reads."""
 
@@ -216,7 +231,10 @@ class LatentAttention(MLAAttention):
         """Without metadata (profiling) the output is zeros."""
         if attn_metadata is None:
             return output.zero_()
-        self.impl.forward(q, k_c_normed, k_pe, kv_cache, self._k_scale_float, attn_metadata, output)
+        scale = self._k_scale_float
+        self.impl.forward(
+            q, k_c_normed, k_pe, kv_cache, scale, attn_metadata, output, self.adapters
+        )
         return output
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 
 from cpu_backend import ops, providers
+from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import (
     CPUUnquantizedExperts,
     ExpertTokensMetadata,
     FusedMoEConfig,
     FusedMoEMethodBase,
     FusedMoEQuantConfig,
+    LoRAExpertsMixin,
     MoEActivation,
+    MoELoRAContext,
     QuantKey,
     RoutedExperts,
     UnquantizedFusedMoEMethod,
@@ -21,6 +24,7 @@ from cpu_backend.host.bases import (
     biased_moe_quant_config,
     make_unquantized_moe_kernel,
 )
+from cpu_backend.layers.expert_adapters import ExpertAdapters
 from cpu_backend.layers.quantization.packing import naming
 
 # The host's activations and the op's.
@@ -39,10 +43,11 @@ ACTIVATIONS = {
 SWIGLUOAI = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}
 
 
-class CpuExperts(CPUUnquantizedExperts):
+class CpuExperts(LoRAExpertsMixin, CPUUnquantizedExperts):
     """The host's frame around the op: any size of experts, whatever their weights are."""
 
     packed: providers.Experts
+    adapters: ExpertAdapters | None = None
 
     @classmethod
     def _supports_grouped_gemm(cls, moe_config: FusedMoEConfig) -> tuple[bool, str | None]:
@@ -61,6 +66,17 @@ class CpuExperts(CPUUnquantizedExperts):
         weight_key: QuantKey | None, activation_key: QuantKey | None
     ) -> bool:
         return True
+
+    def set_lora_context(self, ctx: MoELoRAContext) -> None:
+        """From here on tokens may have adapters.  Raises ConfigError for a provider's experts that
+        they cannot be added to."""
+        if not self.packed.layers:
+            raise ConfigError(
+                "LoRA adapters of mixtures need the experts one by one, which the provider of "
+                "CPU_BACKEND_EXPERTS does not have: choose native, or leave --enable-lora out."
+            )
+        super().set_lora_context(ctx)
+        self.adapters = ExpertAdapters(ctx, self.moe_config.activation == MoEActivation.SWIGLUOAI)
 
     def apply(
         self,
@@ -90,14 +106,11 @@ class CpuExperts(CPUUnquantizedExperts):
             topk_ids = expert_map[topk_ids]
         if apply_router_weight_on_input:
             topk_weights = torch.ones_like(topk_weights)
-        self.packed(
-            output,
-            hidden_states,
-            topk_weights.float(),
-            topk_ids.int(),
-            self.w1_bias,
-            self.w2_bias,
-        )
+        arguments = (topk_weights.float(), topk_ids.int(), self.w1_bias, self.w2_bias)
+        if self.adapters is None:
+            self.packed(output, hidden_states, *arguments)
+        else:
+            self.adapters(self.packed, output, hidden_states, *arguments)
 
 
 class ExpertsMethod(FusedMoEMethodBase):

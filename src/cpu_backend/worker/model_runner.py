@@ -78,6 +78,9 @@ class CPUModelRunner(HostCPUModelRunner):
             )
         self.load_seconds = time.perf_counter() - start
         self.step_replay = None
+        self._records_adapters = self.lora_config is not None and not any(
+            map(_adds_in_python, self.get_model().modules())
+        )
         if self._replays_steps():
             self.step_replay = StepReplay(self._memory, _all_ranks_agree, self._tell)
             if draft_model is not None:
@@ -268,11 +271,13 @@ class CPUModelRunner(HostCPUModelRunner):
             )
 
         groups = distinct(get_forward_context().attn_metadata)
+        branch = tuple(wrapper.has_adapters for wrapper in self._adapter_wrappers())
         if (
             self.step_replay is None
             or positions is None
             or model_kwargs
             or self._has_media
+            or (any(branch) and not self._records_adapters)
             or not groups
         ):
             return forward()
@@ -281,7 +286,6 @@ class CPUModelRunner(HostCPUModelRunner):
         embedded = None if inputs_embeds is None else inputs_embeds.T
         received = (tensor.movedim(0, -1) for tensor in stage_inputs.values())
         inputs = tuple(x for x in (positions, input_ids, embedded, *received) if x is not None)
-        branch = tuple(wrapper.has_adapters for wrapper in self._adapter_wrappers())
         output = self.step_replay.run(forward_of_copy, inputs, groups, _states(), branch)
         return self._outputs.parted(output)
 
@@ -293,6 +297,17 @@ class CPUModelRunner(HostCPUModelRunner):
         start = time.perf_counter()
         self._dummy_run(min(16, self.max_num_tokens), skip_eplb=True)
         return time.perf_counter() - start
+
+
+def _adds_in_python(module: torch.nn.Module) -> bool:
+    """Whether what adapters add to it is computed for one adapter after the other, by which are
+    there: to experts (layers/expert_adapters.py) and latents (attention/latent_adapters.py)."""
+    from vllm.lora.layers import FusedMoEWithLoRA
+
+    from cpu_backend.attention.latent import LatentAttention
+
+    latents = isinstance(module, LatentAttention) and module.adapters is not None
+    return latents or isinstance(module, FusedMoEWithLoRA)
 
 
 def _ranks_share_memory() -> bool:
