@@ -60,7 +60,12 @@ INTERN_NAMES = (
 )
 PROCESSOR = "processor_config.json"
 # What the converter always writes in 16 bits.
-ROUNDED = ("mm_input_projection_weight",)
+CLIP_ROUNDED = ("linear_1.weight", "linear_2.weight", "patch_embedding.weight")
+ROUNDED = {
+    "Gemma3ForConditionalGeneration": ("mm_input_projection_weight",),
+    "LlavaForConditionalGeneration": CLIP_ROUNDED,
+    "LlavaNextForConditionalGeneration": CLIP_ROUNDED,
+}
 # Of processors, what files do not say: published sizes are taken.
 UNSAID = {"size", "max_frames", "max_video_tokens", "min_frames", "return_metadata", "fps"}
 UNSAID |= {"do_sample_frames", "image_seq_length", "audio_seq_length", "max_soft_tokens"}
@@ -93,20 +98,20 @@ def _name_text(name: str, config: dict[str, Any]) -> dict[str, Any]:
     return config | named
 
 
-def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
+def served(name: str, model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
     """A folder with the two files, and the processor that is read out of them."""
     from transformers import AutoProcessor, InternVLProcessor
 
     out = checkpoint / "gguf"
     write_files(checkpoint, out, "F32")
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(ROUNDED):
+        for weight_name, weight in model.named_parameters():
+            if weight_name.endswith(ROUNDED.get(name, ())):
                 weight.copy_(weight.half())
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     read = Path(gguf_folder.prefer_folder({"model": str(out)})["model"])
-    for name in (PROCESSOR, "config.json"):
-        _take_unsaid(read / name, checkpoint / name)
+    for file in (PROCESSOR, "config.json"):
+        _take_unsaid(read / file, checkpoint / file)
     processor = AutoProcessor.from_pretrained(read)
     return out, Framed(processor) if isinstance(processor, InternVLProcessor) else processor
 
@@ -116,7 +121,9 @@ def write_files(checkpoint: Path, out: Path, kind: str) -> None:
     out.mkdir()
     _fill_vocabulary(checkpoint / "tokenizer.json")
     llama_cpp.convert(checkpoint, out / f"{kind}.gguf", kind, "said")
-    llama_cpp.convert(checkpoint, out / f"mmproj-{kind}.gguf", kind, "mmproj")
+    tower = json.loads((checkpoint / "config.json").read_text()).get("vision_config", {})
+    part = "clip" if tower.get("model_type") == "clip_vision_model" else "mmproj"
+    llama_cpp.convert(checkpoint, out / f"mmproj-{kind}.gguf", kind, part)
 
 
 def _take_unsaid(ours: Path, theirs: Path) -> None:
@@ -140,7 +147,7 @@ def _fill_vocabulary(path: Path) -> None:
 
 def examine(spec: MediaSpec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
-    outcome = mixed.examine(granted(spec), folder, lambda model: served(model, folder))
+    outcome = mixed.examine(granted(spec), folder, lambda model: served(spec.name, model, folder))
     if outcome.state != judge.RIGHT:
         return outcome
     faults = [*_processor_faults(folder), *damaged(folder / "gguf")]

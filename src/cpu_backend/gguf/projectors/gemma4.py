@@ -273,8 +273,8 @@ class Gemma4(Projector):
         both_ways = None if small else "vision"
         return super().of_text(config) | {"use_bidirectional_attention": both_ways}
 
-    def numbers(self, marks: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, int]:
-        return super().numbers(marks, ids) | {"eoa_token_index": ids[marks["eoa_token"]]}
+    def numbers(self, ids: Mapping[str, int]) -> dict[str, int]:
+        return super().numbers(ids) | {"eoa_token_index": ids[self.marks["eoa_token"]]}
 
     def processor(self) -> dict[str, Any]:
         shared = {
