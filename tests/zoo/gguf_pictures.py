@@ -22,11 +22,12 @@ from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.projectors import KNOWN
 from cpu_backend.gguf.projectors.lfm2 import TILES
 from cpu_backend.gguf.reader import GgufFile
-from tests.zoo import gguf_files, images, judge, mixed
+from tests.zoo import gguf_files, images, judge, mixed, processors
 from tests.zoo.build import BASE
+from tests.zoo.image_specs import VISION
 from tests.zoo.judge import Outcome
-from tests.zoo.media import MediaSpec
-from tests.zoo.processors import Framed
+from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
+from tests.zoo.processors import FIRST, SIDE, Framed
 from tools import llama_cpp
 
 # What GGUF files do not say and llama.cpp takes for granted.
@@ -58,13 +59,36 @@ INTERN_NAMES = (
     (r"^language_model\.model\.", "model.language_model."),
     (r"^language_model\.lm_head\.", "lm_head."),
 )
+# Of classes that have more than one kind of tower.
+OWN = {
+    "Pixtral": MediaSpec(
+        "LlavaForConditionalGeneration",
+        "Pixtral",
+        "llava",
+        {
+            "text_config": {"model_type": "mistral", "sliding_window": None},
+            "vision_config": {
+                **VISION,
+                "model_type": "pixtral",
+                "hidden_act": "silu",
+                "image_size": 2 * SIDE,
+            },
+            "image_token_index": FIRST,
+            "image_seq_length": 1,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        processor=processors.pixtral,
+        cases=shown("[IMG]", PICTURES),
+        needs=TORCHVISION,
+    ),
+}
 PROCESSOR = "processor_config.json"
-# What the converter always writes in 16 bits.
-CLIP_ROUNDED = ("linear_1.weight", "linear_2.weight", "patch_embedding.weight")
+# What converters always write in 16 bits, the older ones for LLaVA above all.
+CLIP = "clip_vision_model"
 ROUNDED = {
-    "Gemma3ForConditionalGeneration": ("mm_input_projection_weight",),
-    "LlavaForConditionalGeneration": CLIP_ROUNDED,
-    "LlavaNextForConditionalGeneration": CLIP_ROUNDED,
+    CLIP: ("linear_1.weight", "linear_2.weight", "patch_embedding.weight"),
+    "siglip_vision_model": ("mm_input_projection_weight",),
 }
 # Of processors, what files do not say: published sizes are taken.
 UNSAID = {"size", "max_frames", "max_video_tokens", "min_frames", "return_metadata", "fps"}
@@ -73,9 +97,10 @@ UNSAID |= {*TILES, "return_row_col_info"}
 UNSAID |= {"default_output_length"}  # of configs
 
 
-def names() -> list[str]:
-    """Of the models whose projectors are read."""
-    return sorted(known.class_name for known in KNOWN)
+def specs() -> dict[str, MediaSpec]:
+    """The models whose projectors are read."""
+    by_name = {spec.name: spec for spec in images.SPECS}
+    return {known.class_name: by_name[known.class_name] for known in KNOWN} | OWN
 
 
 def granted(spec: MediaSpec) -> MediaSpec:
@@ -98,20 +123,20 @@ def _name_text(name: str, config: dict[str, Any]) -> dict[str, Any]:
     return config | named
 
 
-def served(name: str, model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
+def served(model: torch.nn.Module, checkpoint: Path) -> tuple[Path, Any]:
     """A folder with the two files, and the processor that is read out of them."""
     from transformers import AutoProcessor, InternVLProcessor
 
     out = checkpoint / "gguf"
     write_files(checkpoint, out, "F32")
     with torch.no_grad():
-        for weight_name, weight in model.named_parameters():
-            if weight_name.endswith(ROUNDED.get(name, ())):
+        for name, weight in model.named_parameters():
+            if name.endswith(ROUNDED.get(_tower(checkpoint), ())):
                 weight.copy_(weight.half())
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     read = Path(gguf_folder.prefer_folder({"model": str(out)})["model"])
-    for file in (PROCESSOR, "config.json"):
-        _take_unsaid(read / file, checkpoint / file)
+    for name in (PROCESSOR, "config.json"):
+        _take_unsaid(read / name, checkpoint / name)
     processor = AutoProcessor.from_pretrained(read)
     return out, Framed(processor) if isinstance(processor, InternVLProcessor) else processor
 
@@ -121,9 +146,14 @@ def write_files(checkpoint: Path, out: Path, kind: str) -> None:
     out.mkdir()
     _fill_vocabulary(checkpoint / "tokenizer.json")
     llama_cpp.convert(checkpoint, out / f"{kind}.gguf", kind, "said")
-    tower = json.loads((checkpoint / "config.json").read_text()).get("vision_config", {})
-    part = "clip" if tower.get("model_type") == "clip_vision_model" else "mmproj"
+    part = "clip" if _tower(checkpoint) == CLIP else "mmproj"
     llama_cpp.convert(checkpoint, out / f"mmproj-{kind}.gguf", kind, part)
+
+
+def _tower(checkpoint: Path) -> str:
+    """Its kind, if it is of pictures."""
+    said = json.loads((checkpoint / "config.json").read_text())
+    return str(said.get("vision_config", {}).get("model_type", ""))
 
 
 def _take_unsaid(ours: Path, theirs: Path) -> None:
@@ -147,7 +177,7 @@ def _fill_vocabulary(path: Path) -> None:
 
 def examine(spec: MediaSpec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
-    outcome = mixed.examine(granted(spec), folder, lambda model: served(spec.name, model, folder))
+    outcome = mixed.examine(granted(spec), folder, lambda model: served(model, folder))
     if outcome.state != judge.RIGHT:
         return outcome
     faults = [*_processor_faults(folder), *damaged(folder / "gguf")]
@@ -209,8 +239,8 @@ def _other_than_a_sentence(file: GgufFile, text: Checkpoint, what: str) -> list[
 
 def main() -> int:
     """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in images.SPECS}
-    return gguf_files.report((specs[name] for name in sys.argv[1:] or names()), examine)
+    known = specs()
+    return gguf_files.report((known[name] for name in sys.argv[1:] or sorted(known)), examine)
 
 
 if __name__ == "__main__":

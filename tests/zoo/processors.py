@@ -253,11 +253,16 @@ def llava_onevision(folder: Path) -> Any:
 
 
 def mistral3(folder: Path) -> Any:
+    return pixtral(folder, merged=2)
+
+
+def pixtral(folder: Path, merged: int = 1) -> Any:
+    """merged: patches along a side that are one token."""
     from transformers import PixtralProcessor
 
     tokenizer = write_tokenizer(folder, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
     images = _image_processor("Pixtral", size={"longest_edge": 2 * SIDE}, patch_size=14)
-    processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+    processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=merged)
     return _keep(processor, folder)
 
 

@@ -6,13 +6,23 @@ llama.cpp calls such a file a multimodal projector: mmproj-*.gguf, of the archit
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.projectors import gemma, gemma4, internvl, lfm2, llava, pixtral, qwen, smolvlm
+from cpu_backend.gguf.projectors import (
+    gemma,
+    gemma4,
+    glm,
+    internvl,
+    lfm2,
+    llava,
+    pixtral,
+    qwen,
+    smolvlm,
+)
 from cpu_backend.gguf.projectors.base import Projector
 from cpu_backend.gguf.reader import GgufFile
 
 __all__ = ["Projector", "find"]
 
-FAMILIES = (gemma, gemma4, internvl, lfm2, llava, pixtral, qwen, smolvlm)
+FAMILIES = (gemma, gemma4, glm, internvl, lfm2, llava, pixtral, qwen, smolvlm)
 OLDEST = "mlp"  # the only kind when files did not say theirs
 KNOWN: tuple[type[Projector], ...] = tuple(known for family in FAMILIES for known in family.KNOWN)
 
