@@ -22,7 +22,7 @@ from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.projectors import KNOWN
 from cpu_backend.gguf.projectors.lfm2 import TILES
 from cpu_backend.gguf.reader import GgufFile
-from tests.zoo import gguf_files, images, judge, mixed, processors
+from tests.zoo import audio, gguf_files, images, judge, mixed, processors
 from tests.zoo.build import BASE
 from tests.zoo.image_specs import VISION
 from tests.zoo.judge import Outcome
@@ -30,6 +30,8 @@ from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
 from tests.zoo.processors import FIRST, SIDE, Framed
 from tools import llama_cpp
 
+# Of convolutions: smaller, sounds would hardly matter.
+ENCODER = {"num_hidden_layers": 4, "initializer_range": 0.3}
 # What GGUF files do not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, dict[str, Any]]] = {
     "Gemma3ForConditionalGeneration": {"text_config": gguf_files.GRANTED["Gemma3ForCausalLM"]},
@@ -38,8 +40,13 @@ GRANTED: dict[str, dict[str, dict[str, Any]]] = {
         "text_config": {"use_bidirectional_attention": None},
         "vision_config": {"standardize": True, "use_clipped_linears": True},
     },
-    # More layers than the projector has, whose names the converter takes for theirs.
+    # More layers than the projector has, or convolutions, whose names are taken for theirs.
+    "AudioFlamingo3ForConditionalGeneration": {"audio_config": ENCODER},
     "InternVLForConditionalGeneration": {"vision_config": {"num_hidden_layers": 4}},
+    "Qwen2AudioForConditionalGeneration": {
+        "audio_config": {"encoder_layers": 4, "initializer_range": 0.3}
+    },
+    "Llama4ForConditionalGeneration": {"text_config": gguf_files.GRANTED["Llama4ForCausalLM"]},
     "Mistral3ForConditionalGeneration": {
         "text_config": gguf_files.GRANTED["Ministral3ForCausalLM"]
     },
@@ -88,18 +95,21 @@ PROCESSOR = "processor_config.json"
 CLIP = "clip_vision_model"
 ROUNDED = {
     CLIP: ("linear_1.weight", "linear_2.weight", "patch_embedding.weight"),
+    "qwen2_audio_encoder": ("conv1.weight", "conv2.weight"),
     "siglip_vision_model": ("mm_input_projection_weight",),
 }
 # Of processors, what files do not say: published sizes are taken.
 UNSAID = {"size", "max_frames", "max_video_tokens", "min_frames", "return_metadata", "fps"}
 UNSAID |= {"do_sample_frames", "image_seq_length", "audio_seq_length", "max_soft_tokens"}
 UNSAID |= {*TILES, "return_row_col_info"}
+UNSAID |= {"max_audio_len", "default_transcription_prompt"}
 UNSAID |= {"default_output_length"}  # of configs
+UNSAID_BY = {"Llama4ImageProcessor": {"max_patches"}}  # of one
 
 
 def specs() -> dict[str, MediaSpec]:
     """The models whose projectors are read."""
-    by_name = {spec.name: spec for spec in images.SPECS}
+    by_name = {spec.name: spec for spec in (*images.SPECS, *audio.SPECS)}
     return {known.class_name: by_name[known.class_name] for known in KNOWN} | OWN
 
 
@@ -151,17 +161,22 @@ def write_files(checkpoint: Path, out: Path, kind: str) -> None:
 
 
 def _tower(checkpoint: Path) -> str:
-    """Its kind, if it is of pictures."""
+    """Its kind."""
     said = json.loads((checkpoint / "config.json").read_text())
-    return str(said.get("vision_config", {}).get("model_type", ""))
+    return str((said.get("vision_config") or said.get("audio_config"))["model_type"])
 
 
 def _take_unsaid(ours: Path, theirs: Path) -> None:
     """Sizes that fit the small model, in place of published ones."""
     said, wanted = json.loads(ours.read_text()), json.loads(theirs.read_text())
     for part in [part for part, fields in wanted.items() if isinstance(fields, dict)]:
-        said[part] |= {name: wanted[part][name] for name in UNSAID & wanted[part].keys()}
+        unsaid = _unsaid(wanted[part]) & wanted[part].keys()
+        said[part] |= {name: wanted[part][name] for name in unsaid}
     ours.write_text(json.dumps(said))
+
+
+def _unsaid(fields: dict[str, Any]) -> set[str]:
+    return UNSAID | UNSAID_BY.get(fields.get("image_processor_type", ""), set())
 
 
 def _fill_vocabulary(path: Path) -> None:
@@ -192,7 +207,7 @@ def _processor_faults(folder: Path) -> list[str]:
         f"{part}.{name}: {found} and not {theirs[part][name]}"
         for part, fields in ours.items()
         for name, found in fields.items()
-        if name not in UNSAID and not _same(found, theirs[part].get(name))
+        if name not in _unsaid(fields) and not _same(found, theirs[part].get(name))
     ]
 
 

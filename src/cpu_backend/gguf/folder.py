@@ -82,7 +82,7 @@ def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None
     if not found:
         return None
     text = architectures.find(GgufFile(file, vocabulary=False))
-    fitting = []
+    fitting: list[tuple[int, str, Path, str]] = []
     for path in found:
         try:
             projector = projectors.find(GgufFile(path), text)
@@ -91,15 +91,15 @@ def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None
                     raise packages.missing(projector.class_name, package)
             if not own_tokenizer:
                 raise ConfigError("It needs the model's own tokenizer: leave out --tokenizer.")
-            fitting.append(path)
+            fitting.append((path.stat().st_size, path.name, path, projector.media))
         except ConfigError as error:
             if named:
                 raise
             _warn(path, error)
     if not fitting:
         return None
-    chosen = max(fitting, key=lambda path: (path.stat().st_size, path.name))
-    logger.info("cpu_backend: pictures are read by '%s'", chosen.name)
+    *_, chosen, media = max(fitting)
+    logger.info("cpu_backend: %s are read by '%s'", media, chosen.name)
     return chosen
 
 

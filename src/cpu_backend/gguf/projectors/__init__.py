@@ -12,17 +12,23 @@ from cpu_backend.gguf.projectors import (
     glm,
     internvl,
     lfm2,
+    llama4,
     llava,
+    minicpm,
     pixtral,
     qwen,
     smolvlm,
+    whisper,
 )
 from cpu_backend.gguf.projectors.base import Projector
 from cpu_backend.gguf.reader import GgufFile
 
 __all__ = ["Projector", "find"]
 
-FAMILIES = (gemma, gemma4, glm, internvl, lfm2, llava, pixtral, qwen, smolvlm)
+FAMILIES = (
+    *(gemma, gemma4, glm, internvl, lfm2, llama4, llava, minicpm, pixtral, qwen, smolvlm),
+    whisper,
+)
 OLDEST = "mlp"  # the only kind when files did not say theirs
 KNOWN: tuple[type[Projector], ...] = tuple(known for family in FAMILIES for known in family.KNOWN)
 
@@ -31,7 +37,7 @@ def find(file: GgufFile, text: Architecture) -> Projector:
     """What the file holds; raises ConfigError where that is not known or not for ``text``."""
     if file.get("general.architecture", str) != "clip":
         raise file.error("holds no projector of pictures")
-    kinds = (file.get(f"clip.{of}projector_type", str, "") for of in ("", "vision."))
+    kinds = (file.get(f"clip.{of}projector_type", str, "") for of in ("", "vision.", "audio."))
     kind = next(filter(None, kinds), OLDEST)
     of_kind = [known for known in KNOWN if known.kind == kind]
     if not of_kind:

@@ -25,27 +25,32 @@ ALONE = "model."  # before the names of a text that is a model of its own
 
 
 class Projector(Metadata, ABC):
-    """A tower over patches of pictures, and what leads from it to a text.
+    """A tower, over patches of pictures unless ``sense`` is "audio", and what leads from it to a
+    text.
 
     kind: its name in files.  texts: the architectures of texts that it is for.  class_name,
     model_type: of Hugging Face, of the whole.  text_type: that of its text, if it is another than
     that of the text alone.  marks: the tokens that stand for pictures, by the names that a
     tokenizer has for them.  numbered: with which behind them config.json has their numbers.
     unused: by the name of a mark, tokens that mean nothing, the first of which is given its name
-    where a text has not got it.  hears: there may be a tower of sounds.  needs: packages without
-    which the host makes no processor.
+    where a text has not got it.  hears: there may be a tower of sounds, too.  needs: packages
+    without which the host makes no processor.
     merge_field: says how many patches along a side are one token of the tower's channels together.
     text_weights, text_modules: what takes the place of "model." before the names of a text's
-    tensors in a checkpoint, and of its modules in the host.
+    tensors in a checkpoint, and of its modules in the host.  text_root: before other names of its
+    tensors.
     """
 
-    harmless = frozenset(("has_text_encoder", "has_llava_projector", "has_audio_encoder"))
+    harmless = frozenset(
+        ("has_text_encoder", "has_llava_projector", "has_audio_encoder", "has_vision_encoder")
+    )
+    sense = "vision"
     texts: tuple[str, ...] = ()
     kind = class_name = model_type = text_type = ""
     marks: Mapping[str, str] = {}
     numbered = "_id"
     unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    text_weights = "model.language_model."
+    text_weights, text_root = "model.language_model.", ""
     text_modules = "language_model.model."
     hears = False
     merge_field = ""
@@ -57,10 +62,13 @@ class Projector(Metadata, ABC):
         width, wanted = self.width, text.size("embedding_length")
         if width != wanted:
             raise file.error(f"makes hidden states of {width} channels, and its text has {wanted}")
-        if not self.flag("has_vision_encoder", True):
-            raise self.refuse("holds no tower of pictures")
-        if self.flag("has_audio_encoder", False) and not self.hears:
+        seen = self.sense == "vision"
+        if not self.flag(f"has_{self.sense}_encoder", seen):
+            raise self.refuse(f"holds no tower of {self.media}")
+        if seen and not self.hears and self.flag("has_audio_encoder", False):
             raise self.refuse("holds a tower of sounds")
+        if not seen and self.flag("has_vision_encoder", False):
+            raise self.refuse("holds a tower of pictures")
 
     @classmethod
     def fits(cls, file: GgufFile, text: Architecture) -> bool:
@@ -71,12 +79,17 @@ class Projector(Metadata, ABC):
     @property
     def width(self) -> int:
         """The channels of the hidden states that it makes."""
-        return self.size("vision.projection_dim")
+        return self.size(f"{self.sense}.projection_dim")
+
+    @property
+    def media(self) -> str:
+        """What it is for, in words."""
+        return {"vision": "pictures", "audio": "sounds"}[self.sense]
 
     @property
     def num_layers(self) -> int:
         """Of the tower."""
-        return self.count("vision.block_count")
+        return self.count(f"{self.sense}.block_count")
 
     def count(self, key: str) -> int:
         """A number of layers."""
@@ -134,7 +147,9 @@ class Projector(Metadata, ABC):
         layer = self.layer()
         if self.swapped:
             layer = {SWAPPED.sub(lambda m: OTHER[m[0]], n): tensor for n, tensor in layer.items()}
-        return [(f"v.blk.{n}.", self.prefix(n), layer) for n in range(self.num_layers)]
+        return [
+            (f"{self.sense[0]}.blk.{n}.", self.prefix(n), layer) for n in range(self.num_layers)
+        ]
 
     @property
     def swapped(self) -> bool:
@@ -167,7 +182,7 @@ class Projector(Metadata, ABC):
     def weight_of_text(self, name: str) -> str:
         """What a tensor of the text is called where the text is a part."""
         begin, rest = name[: len(ALONE)], name[len(ALONE) :]
-        return self.text_weights + rest if begin == ALONE else name
+        return self.text_weights + rest if begin == ALONE else self.text_root + name
 
     def module_of_text(self, name: str) -> str:
         """What a module of the host is called where the text is alone, or "" if it is of another
@@ -175,8 +190,8 @@ class Projector(Metadata, ABC):
         return ALONE + name[len(self.text_modules) :] if name.startswith(self.text_modules) else ""
 
     @abstractmethod
-    def vision(self) -> dict[str, Any]:
-        """``vision_config`` of config.json."""
+    def tower_config(self) -> dict[str, Any]:
+        """``vision_config`` of config.json, or ``audio_config``."""
 
     def more(self) -> dict[str, Any]:
         """What else config.json says."""
@@ -212,7 +227,7 @@ class Projector(Metadata, ABC):
         return {
             "architectures": [self.class_name],
             "model_type": self.model_type,
-            "vision_config": self.vision(),
+            f"{self.sense}_config": self.tower_config(),
             **self.more(),
         }
 

@@ -227,7 +227,7 @@ class Gemma4(Projector):
             ),
         }
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         sizes = self.sizes()
         heads = self.size("vision.attention.head_count")
         return {

@@ -123,10 +123,10 @@ class Glm4v(Qwen):
         }
         return weights(norms | self.products())
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_silu", False):
             raise self.refuse("has another activation than GLM's")
-        return super().vision() | {
+        return super().tower_config() | {
             "model_type": f"{self.model_type}_vision",
             "attention_bias": False,
             "hidden_act": "silu",
@@ -171,8 +171,8 @@ class GlmOcr(Glm4v):
         heads = weights({f"attn_{p}_norm": (f"attn.{p}_norm", ("head",)) for p in "qk"})
         return super().layer() | heads | with_biases(self.products())
 
-    def vision(self) -> dict[str, Any]:
-        return super().vision() | {"attention_bias": True}
+    def tower_config(self) -> dict[str, Any]:
+        return super().tower_config() | {"attention_bias": True}
 
 
 KNOWN = (Glm4v, Glm4vMoe, GlmOcr)

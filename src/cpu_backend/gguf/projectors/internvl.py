@@ -84,7 +84,7 @@ class InternVl(Projector):
     def prefix(self, number: int) -> str:
         return f"{TOWER}encoder.layer.{number}."
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_gelu", False):
             raise self.refuse("has another activation than InternViT")
         side, patch = self.size("vision.image_size"), self.size("vision.patch_size")

@@ -70,10 +70,10 @@ class Llava(Siglip):
     def activation(self) -> str:
         return "gelu" if self.flag("use_gelu", False) else "quick_gelu"
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if self.whole_numbers("vision.feature_layer") not in ([], [self.num_layers]):
             raise self.refuse("gives its text other layers than the last")
-        return super().vision() | {"num_hidden_layers": self.num_layers + 1}
+        return super().tower_config() | {"num_hidden_layers": self.num_layers + 1}
 
     def more(self) -> dict[str, Any]:
         return {

@@ -76,7 +76,7 @@ class Pixtral(Projector):
     def ignored(self, name: str) -> bool:
         return name == "v.token_embd.img_break"  # a row of the text's table
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         activations = [name for name in ("silu", "gelu") if self.flag(f"use_{name}", False)]
         if len(activations) != 1:
             raise self.refuse("does not say its activation")

@@ -84,7 +84,7 @@ class Qwen(Projector):
     def prefix(self, number: int) -> str:
         return f"{TOWER}blocks.{number}."
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         return {
             "model_type": self.model_type,
             "depth": self.num_layers,
@@ -168,10 +168,10 @@ class Qwen2Vl(Qwen):
             }
         )
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if self.flag("use_gelu", False) or self.flag("use_silu", False):
             raise self.refuse("has another activation than Qwen 2 VL")
-        config = super().vision()
+        config = super().tower_config()
         width = config.pop("hidden_size")
         del config["intermediate_size"]
         text = config.pop("out_hidden_size")
@@ -202,11 +202,11 @@ class Qwen25Vl(Qwen):
             }
         )
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_silu", False):
             raise self.refuse("has another activation than Qwen 2.5 VL")
         period = self.size("vision.n_wa_pattern")
-        return super().vision() | {
+        return super().tower_config() | {
             "fullatt_block_indexes": list(range(period - 1, self.num_layers, period)),
             "hidden_act": "silu",
             "tokens_per_second": 2,
@@ -263,10 +263,10 @@ class Qwen3Vl(Qwen):
             }
         )
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_gelu", False):
             raise self.refuse("has another activation than Qwen 3 VL")
-        return super().vision() | {
+        return super().tower_config() | {
             "deepstack_visual_indexes": self.deep(),
             "hidden_act": "gelu_pytorch_tanh",
             "num_position_embeddings": self.patches**2,

@@ -55,7 +55,7 @@ class Siglip(Projector):
             raise self.refuse("has another activation than SigLIP")
         return "gelu_pytorch_tanh"
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         return {
             "model_type": self.vision_type,
             "hidden_act": self.activation(),
