@@ -18,12 +18,12 @@ MOST_TILES = 36  # along a side
 
 
 class Llava(Siglip):
-    """LLaVA 1.5, also with other texts.
+    """LLaVA 1.5.
 
     Files have no layer behind the one that the text is given, which is the last but one.
     """
 
-    kind, texts = "mlp", ("llama", "phi3", "qwen2", "qwen3", "gemma")
+    kind, texts = "mlp", ("llama",)
     class_name = "LlavaForConditionalGeneration"
     model_type, vision_type = "llava", "clip_vision_model"
     processor_class, images = "LlavaProcessor", "CLIPImageProcessor"
@@ -32,7 +32,7 @@ class Llava(Siglip):
     marks: Mapping[str, str] = MappingProxyType({"image_token": "<image>"})
     # Texts that were made before there was one have none.
     unused: Mapping[str, tuple[str, ...]] = MappingProxyType(
-        {"image_token": ("<|reserved_special_token_0|>", "<|placeholder1|>", "<unk>")}
+        {"image_token": ("<|reserved_special_token_0|>", "<unk>")}
     )
 
     @classmethod
