@@ -66,8 +66,14 @@ INTERN_NAMES = (
     (r"^language_model\.model\.", "model.language_model."),
     (r"^language_model\.lm_head\.", "lm_head."),
 )
+INTERN = next(spec for spec in images.SPECS if spec.name == "InternVLForConditionalGeneration")
+LARGE = {"attention_bias": False, "norm_type": "rms_norm", "use_qk_norm": True}
 # Of classes that have more than one kind of tower.
 OWN = {
+    "InternViT-6B": replace(
+        INTERN,
+        config={**INTERN.config, "vision_config": {**INTERN.config["vision_config"], **LARGE}},
+    ),
     "Pixtral": MediaSpec(
         "LlavaForConditionalGeneration",
         "Pixtral",
