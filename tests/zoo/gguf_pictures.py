@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tests.zoo import audio, gguf_files, images, judge, mixed, processors
 from tests.zoo.build import BASE
 from tests.zoo.image_specs import VISION
 from tests.zoo.judge import Outcome
-from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, shown
+from tests.zoo.media import PICTURES, TORCHVISION, Case, MediaSpec, Shown, shown
 from tests.zoo.processors import FIRST, SIDE, Framed
 from tools import llama_cpp
 
@@ -68,8 +69,44 @@ INTERN_NAMES = (
 )
 INTERN = next(spec for spec in images.SPECS if spec.name == "InternVLForConditionalGeneration")
 LARGE = {"attention_bias": False, "norm_type": "rms_norm", "use_qk_norm": True}
-# Of classes that have more than one kind of tower.
+OMNI = next(spec for spec in images.SPECS if spec.name == "Qwen2_5OmniModel")
+# As published, which is what files have.
+SEEN = ("<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>")
+
+
+def _as_published(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """With such tokens in place of those of ``processors``."""
+
+    def renamed(text: str) -> str:
+        for own, published in zip(processors.QWEN, SEEN, strict=False):
+            text = text.replace(own, published)
+        return text
+
+    return tuple(
+        replace(case, marks=tuple(map(renamed, case.marks)))
+        for case in cases
+        if isinstance(case, Shown)
+    )
+
+
+# Of classes that have more than one kind of tower, or other tokens.
 OWN = {
+    "Qwen2_5OmniModel": replace(
+        OMNI,
+        processor=functools.partial(processors.qwen2_5_omni, seen=SEEN),
+        cases=_as_published(OMNI.cases),
+        more=_as_published(OMNI.more),
+        config={
+            **OMNI.config,
+            "thinker_config": OMNI.config["thinker_config"]
+            | {
+                "vision_config": OMNI.config["thinker_config"]["vision_config"]
+                | {"window_size": 112},
+                "audio_config": OMNI.config["thinker_config"]["audio_config"]
+                | {"encoder_layers": 4},
+            },
+        },
+    ),
     "InternViT-6B": replace(
         INTERN,
         config={**INTERN.config, "vision_config": {**INTERN.config["vision_config"], **LARGE}},
@@ -101,7 +138,9 @@ PROCESSOR = "processor_config.json"
 CLIP = "clip_vision_model"
 ROUNDED = {
     CLIP: ("linear_1.weight", "linear_2.weight", "patch_embedding.weight"),
-    "qwen2_audio_encoder": ("conv1.weight", "conv2.weight"),
+    **dict.fromkeys(
+        ("qwen2_audio_encoder", "qwen2_5_omni_vision_encoder"), ("conv1.weight", "conv2.weight")
+    ),
     "siglip_vision_model": ("mm_input_projection_weight",),
 }
 # Of processors, what files do not say: published sizes are taken.
@@ -110,7 +149,11 @@ UNSAID |= {"do_sample_frames", "image_seq_length", "audio_seq_length", "max_soft
 UNSAID |= {*TILES, "return_row_col_info"}
 UNSAID |= {"max_audio_len", "default_transcription_prompt"}
 UNSAID |= {"default_output_length"}  # of configs
-UNSAID_BY = {"Llama4ImageProcessor": {"max_patches"}}  # of one
+# The same of one.
+UNSAID_BY = {
+    "Llama4Processor": {"max_patches"},
+    "Qwen2_5OmniProcessor": {"chunk_length"},
+}
 
 
 def specs() -> dict[str, MediaSpec]:
@@ -169,6 +212,7 @@ def write_files(checkpoint: Path, out: Path, kind: str) -> None:
 def _tower(checkpoint: Path) -> str:
     """Its kind."""
     said = json.loads((checkpoint / "config.json").read_text())
+    said = said.get("thinker_config", said)
     return str((said.get("vision_config") or said.get("audio_config"))["model_type"])
 
 
@@ -176,13 +220,13 @@ def _take_unsaid(ours: Path, theirs: Path) -> None:
     """Sizes that fit the small model, in place of published ones."""
     said, wanted = json.loads(ours.read_text()), json.loads(theirs.read_text())
     for part in [part for part, fields in wanted.items() if isinstance(fields, dict)]:
-        unsaid = _unsaid(wanted[part]) & wanted[part].keys()
-        said[part] |= {name: wanted[part][name] for name in unsaid}
+        if unsaid := _unsaid(wanted) & wanted[part].keys():
+            said[part] |= {name: wanted[part][name] for name in unsaid}
     ours.write_text(json.dumps(said))
 
 
-def _unsaid(fields: dict[str, Any]) -> set[str]:
-    return UNSAID | UNSAID_BY.get(fields.get("image_processor_type", ""), set())
+def _unsaid(processor: dict[str, Any]) -> set[str]:
+    return UNSAID | UNSAID_BY.get(processor.get("processor_class", ""), set())
 
 
 def _fill_vocabulary(path: Path) -> None:
@@ -209,11 +253,12 @@ def _processor_faults(folder: Path) -> list[str]:
     """In what the processor differs from that of the checkpoint."""
     ours = _processor(next((folder / "cache").rglob(PROCESSOR)))
     theirs = _processor(folder / PROCESSOR)
+    unsaid = _unsaid(theirs[""])
     return [
         f"{part}.{name}: {found} and not {theirs[part][name]}"
         for part, fields in ours.items()
         for name, found in fields.items()
-        if name not in _unsaid(fields) and not _same(found, theirs[part].get(name))
+        if name not in unsaid and not _same(found, theirs[part].get(name))
     ]
 
 

@@ -227,13 +227,15 @@ def _with_pictures(
     )
     whole["quantization_config"]["pictures"] = str(pictures.file.path)
     return files | {
-        "config.json": {
-            **pictures.config,
-            **projector.numbers(ids),
-            **whole,
-            **{name: text[name] for name in shared},
-            "text_config": projector.of_text(text),
-        },
+        "config.json": projector.whole(
+            {
+                **pictures.config,
+                **projector.numbers(ids),
+                **whole,
+                **{name: text[name] for name in shared},
+                "text_config": projector.of_text(text),
+            }
+        ),
         "tokenizer_config.json": files["tokenizer_config.json"] | dict(projector.marks),
         "processor_config.json": pictures.processor,
     }

@@ -15,6 +15,7 @@ from cpu_backend.gguf.projectors import (
     llama4,
     llava,
     minicpm,
+    omni,
     pixtral,
     qwen,
     smolvlm,
@@ -27,7 +28,7 @@ __all__ = ["Projector", "find"]
 
 FAMILIES = (
     *(gemma, gemma4, glm, internvl, lfm2, llama4, llava, minicpm, pixtral, qwen, smolvlm),
-    whisper,
+    *(omni, whisper),
 )
 OLDEST = "mlp"  # the only kind when files did not say theirs
 KNOWN: tuple[type[Projector], ...] = tuple(known for family in FAMILIES for known in family.KNOWN)

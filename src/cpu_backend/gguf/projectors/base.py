@@ -179,6 +179,11 @@ class Projector(Metadata, ABC):
         del name
         return False
 
+    def unused_weights(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of tensors of a checkpoint that files leave out, and nobody computes
+        with."""
+        return {}
+
     def weight_of_text(self, name: str) -> str:
         """What a tensor of the text is called where the text is a part."""
         begin, rest = name[: len(ALONE)], name[len(ALONE) :]
@@ -200,6 +205,10 @@ class Projector(Metadata, ABC):
     def of_text(self, config: dict[str, Any]) -> dict[str, Any]:
         """``text_config`` of config.json, of what that of the text alone says."""
         return config | ({"model_type": self.text_type} if self.text_type else {})
+
+    def whole(self, config: dict[str, Any]) -> dict[str, Any]:
+        """config.json, of what it says of a model of two parts."""
+        return config
 
     @abstractmethod
     def processor(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.architectures.tensors import Tensor
 from cpu_backend.gguf.projectors.base import CHANNELS, with_biases
-from cpu_backend.gguf.projectors.qwen import SQUARE, TOWER, Qwen, two_frames
+from cpu_backend.gguf.projectors.qwen import SQUARE, Qwen, two_frames
 from cpu_backend.gguf.reader import GgufFile
 
 # What no file says; of published checkpoints.
@@ -70,28 +70,28 @@ class Glm4v(Qwen):
         patch = ("hidden", CHANNELS, "patch", "patch")
         return {
             "v.patch_embd.weight": Tensor(
-                f"{TOWER}patch_embed.proj.weight",
+                f"{self.tower}patch_embed.proj.weight",
                 patch,
                 values=two_frames,
                 beside=("v.patch_embd.weight.1", patch),
             ),
-            "v.patch_embd.bias": Tensor(f"{TOWER}patch_embed.proj.bias", ("hidden",)),
+            "v.patch_embd.bias": Tensor(f"{self.tower}patch_embed.proj.bias", ("hidden",)),
             **with_biases(
                 {
                     "mm.patch_merger": (
-                        f"{TOWER}downsample",
+                        f"{self.tower}downsample",
                         ("text", "hidden", self.merged, self.merged),
                     ),
-                    "mm.post_norm": (f"{TOWER}merger.post_projection_norm", ("text",)),
+                    "mm.post_norm": (f"{self.tower}merger.post_projection_norm", ("text",)),
                 }
             ),
             **weights(
                 {
-                    "v.post_ln": (f"{TOWER}post_layernorm", ("hidden",)),
-                    "mm.model.fc": (f"{TOWER}merger.proj", ("text", "text")),
-                    "mm.gate": (f"{TOWER}merger.gate_proj", (self.joined, "text")),
-                    "mm.up": (f"{TOWER}merger.up_proj", (self.joined, "text")),
-                    "mm.down": (f"{TOWER}merger.down_proj", ("text", self.joined)),
+                    "v.post_ln": (f"{self.tower}post_layernorm", ("hidden",)),
+                    "mm.model.fc": (f"{self.tower}merger.proj", ("text", "text")),
+                    "mm.gate": (f"{self.tower}merger.gate_proj", (self.joined, "text")),
+                    "mm.up": (f"{self.tower}merger.up_proj", (self.joined, "text")),
+                    "mm.down": (f"{self.tower}merger.down_proj", ("text", self.joined)),
                     **self.positions(),
                 }
             ),
@@ -100,9 +100,9 @@ class Glm4v(Qwen):
     def positions(self) -> dict[str, tuple[str, tuple[str | int, ...]]]:
         """What is added to patches by their places, and the norm before it."""
         return {
-            "v.norm_embd": (f"{TOWER}post_conv_layernorm", ("hidden",)),
+            "v.norm_embd": (f"{self.tower}post_conv_layernorm", ("hidden",)),
             "v.position_embd": (
-                f"{TOWER}embeddings.position_embedding",
+                f"{self.tower}embeddings.position_embedding",
                 ("positions", "hidden"),
             ),
         }

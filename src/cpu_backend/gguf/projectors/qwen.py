@@ -13,7 +13,6 @@ from cpu_backend.gguf.architectures.tensors import Tensor
 from cpu_backend.gguf.projectors.base import CHANNELS, Projector, with_biases
 from cpu_backend.gguf.reader import GgufFile
 
-TOWER = "model.visual."
 FRAMES = 2  # of a video that are one patch; a picture is given twice
 SQUARE = ("hidden", "hidden")
 # What no file says; of published checkpoints.
@@ -31,8 +30,9 @@ def two_frames(first: Any, second: Any) -> Any:
 
 class Qwen(Projector):
     """What they share.  sections: the field of the text says how many of a head's rotations are of
-    time, height and width."""
+    time, height and width.  tower: what the names of its tensors begin with in a checkpoint."""
 
+    tower = "model.visual."
     interleaved = False
     merge_field = "spatial_merge_size"
     processor_class = ""
@@ -64,15 +64,15 @@ class Qwen(Projector):
         patch = ("hidden", CHANNELS, "patch", "patch")
         return {
             "v.patch_embd.weight": Tensor(
-                f"{TOWER}patch_embed.proj.weight",
+                f"{self.tower}patch_embed.proj.weight",
                 patch,
                 values=two_frames,
                 beside=("v.patch_embd.weight.1", patch),
             ),
             **with_biases(
                 {
-                    "mm.0": (f"{TOWER}{self.merger(0)}", ("merged", "merged")),
-                    "mm.2": (f"{TOWER}{self.merger(2)}", ("text", "merged")),
+                    "mm.0": (f"{self.tower}{self.merger(0)}", ("merged", "merged")),
+                    "mm.2": (f"{self.tower}{self.merger(2)}", ("text", "merged")),
                 }
             ),
         }
@@ -82,7 +82,7 @@ class Qwen(Projector):
         return f"merger.mlp.{number}"
 
     def prefix(self, number: int) -> str:
-        return f"{TOWER}blocks.{number}."
+        return f"{self.tower}blocks.{number}."
 
     def tower_config(self) -> dict[str, Any]:
         return {
@@ -156,7 +156,9 @@ class Qwen2Vl(Qwen):
         return super().sizes() | {"ffn": self.ffn}
 
     def outer(self) -> dict[str, Tensor]:
-        return super().outer() | with_biases({"v.post_ln": (f"{TOWER}merger.ln_q", ("hidden",))})
+        return super().outer() | with_biases(
+            {"v.post_ln": (f"{self.tower}merger.ln_q", ("hidden",))}
+        )
 
     def layer(self) -> dict[str, Tensor]:
         return separate(
@@ -189,7 +191,7 @@ class Qwen25Vl(Qwen):
     processor_class = "Qwen2_5_VLProcessor"
 
     def outer(self) -> dict[str, Tensor]:
-        norm = Tensor(f"{TOWER}merger.ln_q.weight", ("hidden",))
+        norm = Tensor(f"{self.tower}merger.ln_q.weight", ("hidden",))
         return super().outer() | {"v.post_ln.weight": norm}
 
     def layer(self) -> dict[str, Tensor]:
@@ -227,7 +229,7 @@ class Qwen3Vl(Qwen):
     def outer(self) -> dict[str, Tensor]:
         mergers: dict[str, tuple[str, tuple[str | int, ...]]] = {}
         for number, layer in enumerate(self.deep()):
-            own = f"{TOWER}deepstack_merger_list.{number}."
+            own = f"{self.tower}deepstack_merger_list.{number}."
             mergers |= {
                 f"v.deepstack.{layer}.norm": (f"{own}norm", ("merged",)),
                 f"v.deepstack.{layer}.fc1": (f"{own}linear_fc1", ("merged", "merged")),
@@ -235,9 +237,11 @@ class Qwen3Vl(Qwen):
             }
         return {
             **super().outer(),
-            "v.patch_embd.bias": Tensor(f"{TOWER}patch_embed.proj.bias", ("hidden",)),
-            "v.position_embd.weight": Tensor(f"{TOWER}pos_embed.weight", ("positions", "hidden")),
-            **with_biases({"v.post_ln": (f"{TOWER}merger.norm", ("hidden",)), **mergers}),
+            "v.patch_embd.bias": Tensor(f"{self.tower}patch_embed.proj.bias", ("hidden",)),
+            "v.position_embd.weight": Tensor(
+                f"{self.tower}pos_embed.weight", ("positions", "hidden")
+            ),
+            **with_biases({"v.post_ln": (f"{self.tower}merger.norm", ("hidden",)), **mergers}),
         }
 
     def merger(self, number: int) -> str:

@@ -13,6 +13,44 @@ TOWER, PROJECTOR = "audio_tower.", "multi_modal_projector."
 A_SECOND = 50  # frames
 
 
+def encoder_layer(hidden: str, ffn: str) -> dict[str, Tensor]:
+    """The tensors of a layer, whose keys have no biases; hidden, ffn: names of sizes."""
+    square = (hidden, hidden)
+    tensors = with_biases(
+        {
+            "ln1": ("self_attn_layer_norm", (hidden,)),
+            "ln2": ("final_layer_norm", (hidden,)),
+            "attn_q": ("self_attn.q_proj", square),
+            "attn_k": ("self_attn.k_proj", square),
+            "attn_v": ("self_attn.v_proj", square),
+            "attn_out": ("self_attn.out_proj", square),
+            "ffn_up": ("fc1", (ffn, hidden)),
+            "ffn_down": ("fc2", (hidden, ffn)),
+        }
+    )
+    del tensors["attn_k.bias"]
+    return tensors
+
+
+def encoder_config(projector: Projector, hidden: int, ffn: int) -> dict[str, Any]:
+    """What configs of the encoder say in the same words."""
+    # Classes have this one in them.
+    if abs(projector.number("audio.attention.layer_norm_epsilon") - 1e-5) > 1e-8:
+        raise projector.refuse("has other norms than Whisper")
+    heads = projector.size("audio.attention.head_count")
+    if hidden % heads:
+        raise projector.file.error(f"has {heads} heads in {hidden} channels")
+    return {
+        "activation_function": "gelu",
+        "d_model": hidden,
+        "encoder_attention_heads": heads,
+        "encoder_ffn_dim": ffn,
+        "encoder_layers": projector.count("audio.block_count"),
+        "num_mel_bins": projector.size("audio.num_mel_bins"),
+        "scale_embedding": False,
+    }
+
+
 class Qwen2Audio(Projector):
     """Qwen2-Audio: half as many tokens as the encoder has frames."""
 
@@ -60,42 +98,16 @@ class Qwen2Audio(Projector):
         return {"mm.a.fc": (f"{PROJECTOR}linear", ("text", "hidden"))}
 
     def layer(self) -> dict[str, Tensor]:
-        square = ("hidden", "hidden")
-        tensors = with_biases(
-            {
-                "ln1": ("self_attn_layer_norm", ("hidden",)),
-                "ln2": ("final_layer_norm", ("hidden",)),
-                "attn_q": ("self_attn.q_proj", square),
-                "attn_k": ("self_attn.k_proj", square),
-                "attn_v": ("self_attn.v_proj", square),
-                "attn_out": ("self_attn.out_proj", square),
-                "ffn_up": ("fc1", ("ffn", "hidden")),
-                "ffn_down": ("fc2", ("hidden", "ffn")),
-            }
-        )
-        del tensors["attn_k.bias"]
-        return tensors
+        return encoder_layer("hidden", "ffn")
 
     def prefix(self, number: int) -> str:
         return f"{TOWER}layers.{number}."
 
     def tower_config(self) -> dict[str, Any]:
-        # Classes have this one in them.
-        if abs(self.number("audio.attention.layer_norm_epsilon") - 1e-5) > 1e-8:
-            raise self.refuse("has other norms than Whisper")
-        sizes, heads = self.sizes(), self.size("audio.attention.head_count")
-        if sizes["hidden"] % heads:
-            raise self.file.error(f"has {heads} heads in {sizes['hidden']} channels")
-        return {
+        sizes = self.sizes()
+        return encoder_config(self, sizes["hidden"], sizes["ffn"]) | {
             "model_type": f"{self.model_type}_encoder",
-            "activation_function": "gelu",
-            "d_model": sizes["hidden"],
-            "encoder_attention_heads": heads,
-            "encoder_ffn_dim": sizes["ffn"],
-            "encoder_layers": self.num_layers,
             "max_source_positions": sizes["positions"],
-            "num_mel_bins": sizes["mels"],
-            "scale_embedding": False,
         }
 
     def processor(self) -> dict[str, Any]:
