@@ -15,6 +15,7 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import folder
+from cpu_backend.gguf.architectures import glm as glm_text
 from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.projectors import base, gemma, gemma4, llava
 from cpu_backend.gguf.reader import GgufFile
@@ -201,6 +202,8 @@ def test_what_is_missing_for_pictures_leaves_the_text(
         ({"vision.image_std": [0.5, 0.0, 0.5]}, "vision.image_std"),
         ({"vision.feature_layer": 3}, "has the field 'clip.vision.feature_layer'"),
         ({"has_audio_encoder": True}, "a tower of sounds"),
+        ({"has_vision_encoder": False}, "no tower of pictures"),
+        ({"projector_type": "qwen2a"}, "kind 'qwen2a', and its text is of 'llama'"),
     ],
 )
 def test_other_files_are_refused_by_name(model: Path, changes: dict[str, Any], words: str) -> None:
@@ -241,6 +244,11 @@ def test_old_files_have_two_matrices_under_each_others_names(model: Path) -> Non
     pictures = Pictures(file, Checkpoint(GgufFile(model)))
     first = pictures.entries["model.vision_model.encoder.layers.0.mlp.fc1.weight"]
     assert torch.equal(pictures.values(first), torch.from_numpy(tensors()["v.blk.0.ffn_up.weight"]))
+
+
+def test_channels_that_turn_together_lie_beside_each_other() -> None:
+    order = glm_text.interleaving(head_dim=8, rotated=6)
+    assert order(16).tolist() == [0, 3, 1, 4, 2, 5, 6, 7, 8, 11, 9, 12, 10, 13, 14, 15]
 
 
 def test_numbers_are_changed_back() -> None:
