@@ -89,8 +89,17 @@ def _as_published(cases: Sequence[Case]) -> tuple[Case, ...]:
     )
 
 
-# Of classes that have more than one kind of tower, or other tokens.
+GLM = next(spec for spec in images.SPECS if spec.name == "Glm4vForConditionalGeneration")
+
+
+def _glm46(config: dict[str, Any]) -> dict[str, Any]:
+    """Of the name that the converter takes for the model's."""
+    return config | {"_name_or_path": "zai-org/GLM-4.6V-Flash"}
+
+
+# Of classes that have more than one kind of tower, or other tokens, or frames of videos.
 OWN = {
+    "GLM-4.6V": replace(GLM, processor=processors.glm46v, published_config=_glm46),
     "Qwen2_5OmniModel": replace(
         OMNI,
         processor=functools.partial(processors.qwen2_5_omni, seen=SEEN),
