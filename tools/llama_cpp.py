@@ -4,14 +4,17 @@ GGUF file.
 The sources come with the sdist of llama-cpp-python on the index, once, into the user's cache.  Only
 the converter is used, which needs torch and transformers; nothing is compiled.  TYPE is F32, F16,
 BF16, Q8_0 or another type that the package ``gguf`` can quantize to; matrices whose rows are no
-whole blocks of it stay in 16 bits.  PART is "text"; "said", which is that with a vocabulary; or
-"mmproj", what a model makes of pictures.  The converter knows published tokenizers only, so the
-vocabulary is written here, of a tokenizer of bytes.
+whole blocks of it stay in 16 bits.  PART is "text"; "said", which is that with a vocabulary;
+"mmproj", what a model makes of pictures; or "clip", the same of LLaVA, by the older scripts that
+are still the way there.  The converter knows published tokenizers only, so the vocabulary is
+written here, of a tokenizer of bytes.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -23,13 +26,19 @@ from typing import Any
 from cpu_backend.envs import user_cache
 
 VERSION = "0.3.36"  # of llama-cpp-python
-WANTED = ("conversion/", "gguf-py/", "models/ggml-vocab-")
+LEGACY = "tools/mtmd/legacy-models"
+WANTED = ("conversion/", "gguf-py/", "models/ggml-vocab-", f"{LEGACY}/")
+FETCHED = 2  # raise it with what is wanted
 WRITTEN = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0": "MOSTLY_Q8_0"}
+
+
+# Whose text is written as that of another.
+SAME_TEXTS = {"LlavaNextForConditionalGeneration": "LlavaForConditionalGeneration"}
 
 
 def sources() -> Path:
     """The folder of llama.cpp's sources, fetched if they are not there."""
-    target = user_cache() / f"llama_cpp-{VERSION}"
+    target = user_cache() / f"llama_cpp-{VERSION}-{FETCHED}"
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +83,9 @@ def _convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text")
     root = sources()
     # In place of this script's folder, whose modules have names of packages.
     sys.path[:1] = [str(root), str(root / "gguf-py")]
+    if part == "clip":
+        _convert_clip(root / LEGACY, checkpoint, out)
+        return
     import gguf
     import torch
     from conversion import get_model_architecture, get_model_class
@@ -92,6 +104,7 @@ def _convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text")
     pictures = part == "mmproj"
     model_type = ModelType.MMPROJ if pictures else ModelType.TEXT
     architecture = get_model_architecture(ModelBase.load_hparams(checkpoint, False), model_type)
+    architecture = SAME_TEXTS.get(architecture, architecture)
     model_class = get_model_class(architecture, mmproj=pictures)
     for each in _descendants(ModelBase):  # a class may leave the work to another
         if "set_vocab" in vars(each):
@@ -103,6 +116,53 @@ def _convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text")
         if kind not in WRITTEN:
             _quantize_bf16(model.gguf_writer, gguf, gguf.GGMLQuantizationType[kind])
         model.write()
+
+
+def _convert_clip(scripts: Path, checkpoint: Path, out: Path) -> None:
+    """The way that llama.cpp describes for LLaVA: the projector and the tower are cut out of a copy
+    of the checkpoint, whose config is that of the tower with what else the script reads."""
+    import shutil
+
+    import torch
+    import transformers
+
+    with tempfile.TemporaryDirectory(dir=out.parent) as name:
+        folder = Path(name)
+        shutil.copy(checkpoint / "model.safetensors", folder)
+        _run(scripts / "llava_surgery_v2.py", "-C", "-m", name)
+        said = json.loads((checkpoint / "config.json").read_text())
+        tower = said["vision_config"] | {"vision_feature_layer": said["vision_feature_layer"]}
+        if "image_grid_pinpoints" in said:
+            tower |= {
+                "image_aspect_ratio": "anyres",
+                "image_crop_resolution": 224,
+                "image_grid_pinpoints": said["image_grid_pinpoints"],
+                "image_split_resolution": 224,
+                "mm_patch_merge_type": "spatial_unpad",
+                "mm_projector_type": "mlp2x_gelu",
+            }
+        (folder / "config.json").write_text(json.dumps(tower))
+
+        class Tower(torch.nn.Module):
+            """As transformers 4 had it: within another module."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                config = transformers.CLIPVisionConfig(**said["vision_config"])
+                self.vision_model = transformers.CLIPVisionModel(config)
+                self.load_state_dict(torch.load(folder / "llava.clip"))
+
+        transformers.CLIPVisionModel.from_pretrained = lambda _: Tower()
+        projector = str(folder / "llava.projector")
+        options = ["--use-f32", "--clip-model-is-vision", "--llava-projector", projector]
+        _run(scripts / "convert_image_encoder_to_gguf.py", "-m", name, *options)
+        os.replace(folder / "mmproj-model-f32.gguf", out)
+
+
+def _run(script: Path, *arguments: str) -> None:
+    """A script of theirs, in this process."""
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def _add_vocabulary(writer: Any, checkpoint: Path, types: Any) -> None:

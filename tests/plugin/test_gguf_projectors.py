@@ -15,9 +15,11 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import folder
+from cpu_backend.gguf.architectures import glm as glm_text
 from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
-from cpu_backend.gguf.projectors import base, gemma, gemma4
+from cpu_backend.gguf.projectors import base, gemma, gemma4, llava
 from cpu_backend.gguf.reader import GgufFile
+from cpu_backend.gguf.tokenizer import GgufTokenizer
 from tests.plugin.gguf_samples import FFN, HEADS, HIDDEN, write_gguf
 
 WIDTH, PATCH, SIDE = 32, 4, 16
@@ -200,6 +202,8 @@ def test_what_is_missing_for_pictures_leaves_the_text(
         ({"vision.image_std": [0.5, 0.0, 0.5]}, "vision.image_std"),
         ({"vision.feature_layer": 3}, "has the field 'clip.vision.feature_layer'"),
         ({"has_audio_encoder": True}, "a tower of sounds"),
+        ({"has_vision_encoder": False}, "no tower of pictures"),
+        ({"projector_type": "qwen2a"}, "kind 'qwen2a', and its text is of 'llama'"),
     ],
 )
 def test_other_files_are_refused_by_name(model: Path, changes: dict[str, Any], words: str) -> None:
@@ -210,14 +214,41 @@ def test_other_files_are_refused_by_name(model: Path, changes: dict[str, Any], w
     assert "\n" not in str(error.value)
 
 
-def test_a_token_without_meaning_stands_for_one_that_converters_leave_out() -> None:
+def test_a_token_without_meaning_is_renamed_where_one_is_missing() -> None:
     gemma3 = object.__new__(gemma.Gemma3)  # which has read no file
     others = ["<start_of_image>", "<end_of_image>", "<unused3>", "<unused4>"]
     ids = {token: number for number, token in enumerate(others)}
-    assert gemma3.marks_in(ids)["image_token"] == "<unused4>"
+    assert gemma3.renamed(ids) == {3: "<image_soft_token>"}
     ids["<image_soft_token>"] = 9
-    marks = gemma3.marks_in(ids)
-    assert gemma3.numbers(marks, ids)["image_token_index"] == 9
+    assert gemma3.renamed(ids) == {}
+    assert gemma3.numbers(ids)["image_token_index"] == 9
+
+
+def test_a_renamed_token_is_found_in_text(model: Path) -> None:
+    file = GgufFile(model)
+    unknown = file.metadata["tokenizer.ggml.tokens"][7]
+    llava15 = object.__new__(llava.Llava)
+    llava15.unused = {"image_token": ("<not there>", unknown)}
+    tokenizer = GgufTokenizer(file, llava15.renamed)
+    ids = tokenizer.tokenizer.encode("a<image>b", add_special_tokens=False).ids
+    assert ids == [tokenizer.vocabulary.ids[token] for token in ("a", "<image>", "b")]
+    assert ids[1] == 7
+
+
+def test_old_files_have_two_matrices_under_each_others_names(model: Path) -> None:
+    file = GgufFile(write_projector(model.with_name("mmproj.gguf")))
+    for end in ("weight", "bias"):
+        names = [f"v.blk.0.ffn_{part}.{end}" for part in ("up", "down")]
+        up, down = (file.tensors.pop(name) for name in names)
+        file.tensors |= {names[0]: down, names[1]: up}
+    pictures = Pictures(file, Checkpoint(GgufFile(model)))
+    first = pictures.entries["model.vision_model.encoder.layers.0.mlp.fc1.weight"]
+    assert torch.equal(pictures.values(first), torch.from_numpy(tensors()["v.blk.0.ffn_up.weight"]))
+
+
+def test_channels_that_turn_together_lie_beside_each_other() -> None:
+    order = glm_text.interleaving(head_dim=8, rotated=6)
+    assert order(16).tolist() == [0, 3, 1, 4, 2, 5, 6, 7, 8, 11, 9, 12, 10, 13, 14, 15]
 
 
 def test_numbers_are_changed_back() -> None:

@@ -253,11 +253,16 @@ def llava_onevision(folder: Path) -> Any:
 
 
 def mistral3(folder: Path) -> Any:
+    return pixtral(folder, merged=2)
+
+
+def pixtral(folder: Path, merged: int = 1) -> Any:
+    """merged: patches along a side that are one token."""
     from transformers import PixtralProcessor
 
     tokenizer = write_tokenizer(folder, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
     images = _image_processor("Pixtral", size={"longest_edge": 2 * SIDE}, patch_size=14)
-    processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2)
+    processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=merged)
     return _keep(processor, folder)
 
 
@@ -286,25 +291,25 @@ def qwen3_vl(folder: Path) -> Any:
     return _keep(Qwen3VLProcessor(images, tokenizer, Qwen3VLVideoProcessor()), folder)
 
 
-def qwen2_5_omni(folder: Path) -> Any:
+def qwen2_5_omni(folder: Path, seen: Sequence[str] = QWEN[:4]) -> Any:
+    """seen: the tokens around pictures, and those of pictures and videos."""
     from transformers import Qwen2_5OmniProcessor
 
-    return _omni(Qwen2_5OmniProcessor, 14, folder)
+    return _omni(Qwen2_5OmniProcessor, 14, folder, seen)
 
 
 def qwen3_omni(folder: Path) -> Any:
     from transformers import Qwen3OmniMoeProcessor
 
-    return _omni(Qwen3OmniMoeProcessor, 16, folder, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    half = [0.5] * 3
+    return _omni(Qwen3OmniMoeProcessor, 16, folder, QWEN[:4], image_mean=half, image_std=half)
 
 
-def _omni(make: Any, patch: int, folder: Path, **options: Any) -> Any:
+def _omni(make: Any, patch: int, folder: Path, seen: Sequence[str], **options: Any) -> Any:
     """For images, videos, and sounds of at most three seconds."""
     from transformers import Qwen2VLVideoProcessor
 
-    tokens = dict(
-        zip(OMNI, (*QWEN[:4], "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), strict=True)
-    )
+    tokens = dict(zip(OMNI, (*seen, "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"), strict=True))
     tokenizer = write_tokenizer(folder, list(tokens.values()), extra_special_tokens=tokens)
     # This processor makes at least 128 tokens of two frames, and the host believes that these have
     # no more than the largest image.

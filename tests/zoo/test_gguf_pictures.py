@@ -11,13 +11,17 @@ from cpu_backend.gguf import projectors
 from tests.zoo.test_gguf_files import DOCS, states
 
 # What goes to layers of the text, and experts; sounds and bounds; a tower that turns heads; another
-# name for the text, which needs no torchvision.
+# name for the text, which needs no torchvision; files of the older scripts.
 PICTURES = [
     *(
         pytest.param(f"{name}ForConditionalGeneration", marks=pytest.mark.needs("torchvision"))
         for name in ("Qwen3VLMoe", "Gemma4", "Mistral3")
     ),
     pytest.param("Idefics3ForConditionalGeneration", marks=pytest.mark.slow),
+    pytest.param(
+        "LlavaNextForConditionalGeneration",
+        marks=[pytest.mark.slow, pytest.mark.needs("torchvision")],
+    ),
 ]
 
 

@@ -34,7 +34,7 @@ METHOD = "cpu_gguf"  # of quantization, and the load format
 SENTENCE_MODULES, POOLING = "sentence_transformers.models", "1_Pooling"
 
 # Raise this when the files written from the same GGUF file change.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class PicturesError(ConfigError):
@@ -82,7 +82,7 @@ def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None
     if not found:
         return None
     text = architectures.find(GgufFile(file, vocabulary=False))
-    fitting = []
+    fitting: list[tuple[int, str, Path, str]] = []
     for path in found:
         try:
             projector = projectors.find(GgufFile(path), text)
@@ -91,15 +91,15 @@ def _pictures(file: Path, named: str | None, own_tokenizer: bool) -> Path | None
                     raise packages.missing(projector.class_name, package)
             if not own_tokenizer:
                 raise ConfigError("It needs the model's own tokenizer: leave out --tokenizer.")
-            fitting.append(path)
+            fitting.append((path.stat().st_size, path.name, path, projector.media))
         except ConfigError as error:
             if named:
                 raise
             _warn(path, error)
     if not fitting:
         return None
-    chosen = max(fitting, key=lambda path: (path.stat().st_size, path.name))
-    logger.info("cpu_backend: pictures are read by '%s'", chosen.name)
+    *_, chosen, media = max(fitting)
+    logger.info("cpu_backend: %s are read by '%s'", media, chosen.name)
     return chosen
 
 
@@ -121,20 +121,17 @@ def model_folder(path: Path, with_tokenizer: bool = True, pictures: Path | None 
     target = user_cache() / "gguf" / f"{path.stem[:100]}-{digest}"
     if not target.is_dir():
         checkpoint = Checkpoint(GgufFile(files[0]))
-        tokenizer = GgufTokenizer(checkpoint.file) if with_tokenizer else None
+        read_by = None if pictures is None else _read_by(files[1], checkpoint)
+        tokenizer = _tokenizer(checkpoint, read_by) if with_tokenizer else None
         rows = checkpoint.config["vocab_size"]
         if tokenizer is not None and len(tokenizer.tokens) > rows:
             raise checkpoint.file.error(
                 f"has {len(tokenizer.tokens)} tokens, and a table of {rows} rows for them"
             )
         files_of_text = _files(checkpoint, tokenizer)
-        if pictures is not None:
+        if read_by is not None:
             assert tokenizer is not None
-            try:
-                read_by = Pictures(GgufFile(files[1]), checkpoint)
-                files_of_text = _with_pictures(files_of_text, read_by, tokenizer)
-            except ConfigError as error:
-                raise PicturesError(str(error)) from error
+            files_of_text = _with_pictures(files_of_text, read_by, tokenizer)
         try:
             _write(files_of_text, tokenizer, target)
         except OSError as error:
@@ -143,6 +140,27 @@ def model_folder(path: Path, with_tokenizer: bool = True, pictures: Path | None 
                 "set XDG_CACHE_HOME to a folder that can."
             ) from error
     return target
+
+
+def _read_by(path: Path, checkpoint: Checkpoint) -> Pictures:
+    try:
+        return Pictures(GgufFile(path), checkpoint)
+    except ConfigError as error:
+        raise PicturesError(str(error)) from error
+
+
+def _tokenizer(checkpoint: Checkpoint, read_by: Pictures | None) -> GgufTokenizer:
+    """The text's, with the tokens that stand for pictures."""
+    if read_by is None:
+        return GgufTokenizer(checkpoint.file)
+
+    def renamed(ids: dict[str, int]) -> dict[int, str]:
+        try:
+            return read_by.projector.renamed(ids)
+        except ConfigError as error:
+            raise PicturesError(str(error)) from error
+
+    return GgufTokenizer(checkpoint.file, renamed)
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
@@ -201,7 +219,6 @@ def _with_pictures(
 ) -> dict[str, Any]:
     """The files of a model that is that of a text and what it makes of pictures."""
     text, ids, projector = files["config.json"], tokenizer.vocabulary.ids, pictures.projector
-    marks = projector.marks_in(ids)
     whole = {name: text.pop(name) for name in ("quantization_config", "transformers_version")}
     shared = (
         "torch_dtype",
@@ -210,14 +227,16 @@ def _with_pictures(
     )
     whole["quantization_config"]["pictures"] = str(pictures.file.path)
     return files | {
-        "config.json": {
-            **pictures.config,
-            **projector.numbers(marks, ids),
-            **whole,
-            **{name: text[name] for name in shared},
-            "text_config": projector.of_text(text),
-        },
-        "tokenizer_config.json": files["tokenizer_config.json"] | marks,
+        "config.json": projector.whole(
+            {
+                **pictures.config,
+                **projector.numbers(ids),
+                **whole,
+                **{name: text[name] for name in shared},
+                "text_config": projector.of_text(text),
+            }
+        ),
+        "tokenizer_config.json": files["tokenizer_config.json"] | dict(projector.marks),
         "processor_config.json": pictures.processor,
     }
 

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf.reader import GgufFile
 from cpu_backend.gguf.splits import BY_ARCHITECTURE, SPLITS, Split
-from cpu_backend.gguf.vocabulary import CONTROL, TOKENIZER, UNKNOWN, USER_DEFINED, Vocabulary
+from cpu_backend.gguf.vocabulary import (
+    CONTROL,
+    TOKENIZER,
+    UNKNOWN,
+    USER_DEFINED,
+    Renamed,
+    Vocabulary,
+)
 
 if TYPE_CHECKING:
     import tokenizers
@@ -35,9 +42,9 @@ ADDED = {
 class GgufTokenizer:
     """Tokenizer and its settings; raises ConfigError where the file has none that is known."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, renamed: Renamed | None = None) -> None:
         self.file = file
-        self.vocabulary = Vocabulary(file)
+        self.vocabulary = Vocabulary(file, renamed)
         self.tokens, self.model = self.vocabulary.tokens, self.vocabulary.model
         self.named = {
             f"{role}_token": self.tokens[index]

@@ -6,6 +6,7 @@ chats end with another. So parts are also found by the texts of tokens, as llama
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cpu_backend.errors import ConfigError
@@ -77,10 +78,17 @@ FILLING = FILLING_ENDS | {
 OLD_NAMES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 
 
-class Vocabulary:
-    """``tokens`` and their ``types`` by id; raises ConfigError where a file contradicts itself."""
+# Makes of the ids of tokens new names of some of them.
+Renamed = Callable[[dict[str, int]], dict[int, str]]
 
-    def __init__(self, file: GgufFile) -> None:
+
+class Vocabulary:
+    """``tokens`` and their ``types`` by id; raises ConfigError where a file contradicts itself.
+
+    renamed: the tokens that are to be special ones under other names.
+    """
+
+    def __init__(self, file: GgufFile, renamed: Renamed | None = None) -> None:
         self.file = file
         self.model = str(file.get("tokenizer.ggml.model", str, "missing"))
         texts: list[str] = file.get("tokenizer.ggml.tokens", list)
@@ -90,6 +98,9 @@ class Vocabulary:
         if len(self.ids) != len(self.tokens):
             raise file.error("has a token twice in its vocabulary", TOKENIZER)
         self.types = self.numbers("token_type", [NORMAL] * len(self.tokens))
+        for index, text in (renamed(self.ids) if renamed else {}).items():
+            del self.ids[self.tokens[index]]
+            self.tokens[index], self.ids[text], self.types[index] = text, index, CONTROL
         self._filling = {part: self._filling_token(part) for part in FILLING}
         self._ends = self._find_ends()
 

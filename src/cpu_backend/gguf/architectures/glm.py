@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     HEAD_NORMS,
     QKV_BIASES,
+    Order,
     Tensor,
     named,
     optional,
@@ -44,10 +46,20 @@ GLM4_NORMS = named(
 NORM_BEHIND = named({"post_attention_norm.weight": "post_attention_layernorm.weight"})
 
 
+def interleaving(head_dim: int, rotated: int) -> Order:
+    """Puts channels that turn together beside each other, of which heads have all first ones first
+    among those ``rotated``."""
+
+    def rows(count: int) -> np.ndarray:
+        turned = np.arange(rotated).reshape(2, -1).T.reshape(-1)
+        head = np.concatenate([turned, np.arange(rotated, head_dim)])
+        return (np.arange(0, count, head_dim)[:, None] + head).reshape(-1)
+
+    return rows
+
+
 def biased(architecture: Architecture) -> dict[str, Any]:
-    """What both say of their attention; pairs of positions of pictures are not for text."""
-    if architecture.has("rope.dimension_sections"):
-        raise architecture.refuse("rotates by positions within pictures")
+    """What both say of their attention."""
     rotated = architecture.size("rope.dimension_count", architecture.head_dim)
     return {
         "attention_bias": architecture.present("attn_q.bias"),
@@ -57,7 +69,7 @@ def biased(architecture: Architecture) -> dict[str, Any]:
 
 
 class Glm4(Architecture):
-    """GLM-4-0414 and GLM-Z1: four norms a layer."""
+    """GLM-4-0414, GLM-Z1, and the text of GLM-4.1V and GLM-OCR: four norms a layer."""
 
     class_name = "Glm4ForCausalLM"
     model_type = "glm4"
@@ -70,11 +82,20 @@ class Glm4(Architecture):
         return super().sizes(layer, config) | {"gate_up": 2 * config["intermediate_size"]}
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        return ATTENTION | optional(QKV_BIASES) | GLM4_NORMS | GATE_IN_UP
+        tensors = ATTENTION | optional(QKV_BIASES) | GLM4_NORMS | GATE_IN_UP
+        if not self.has("rope.dimension_sections"):
+            return tensors
+        # llama.cpp turns them another way where positions are of pictures, too.
+        rotated = self.size("rope.dimension_count", self.head_dim)
+        order = interleaving(self.head_dim, rotated)
+        turned = {
+            name: tensors[name] for name in tensors if name.startswith(("attn_q.", "attn_k."))
+        }
+        return tensors | {name: replace(tensor, rows=order) for name, tensor in turned.items()}
 
 
 class Glm4Moe(Routed):
-    """GLM 4.5 to 4.7 and Solar Open."""
+    """GLM 4.5 to 4.7, the text of GLM-4.5V and GLM-4.6V, and Solar Open."""
 
     class_name = "Glm4MoeForCausalLM"
     model_type = "glm4_moe"

@@ -6,13 +6,31 @@ llama.cpp calls such a file a multimodal projector: mmproj-*.gguf, of the archit
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.projectors import gemma, gemma4, internvl, lfm2, pixtral, qwen, smolvlm
+from cpu_backend.gguf.projectors import (
+    gemma,
+    gemma4,
+    glm,
+    internvl,
+    lfm2,
+    llama4,
+    llava,
+    minicpm,
+    omni,
+    pixtral,
+    qwen,
+    smolvlm,
+    whisper,
+)
 from cpu_backend.gguf.projectors.base import Projector
 from cpu_backend.gguf.reader import GgufFile
 
 __all__ = ["Projector", "find"]
 
-FAMILIES = (gemma, gemma4, internvl, lfm2, pixtral, qwen, smolvlm)
+FAMILIES = (
+    *(gemma, gemma4, glm, internvl, lfm2, llama4, llava, minicpm, pixtral, qwen, smolvlm),
+    *(omni, whisper),
+)
+OLDEST = "mlp"  # the only kind when files did not say theirs
 KNOWN: tuple[type[Projector], ...] = tuple(known for family in FAMILIES for known in family.KNOWN)
 
 
@@ -20,8 +38,8 @@ def find(file: GgufFile, text: Architecture) -> Projector:
     """What the file holds; raises ConfigError where that is not known or not for ``text``."""
     if file.get("general.architecture", str) != "clip":
         raise file.error("holds no projector of pictures")
-    kinds = (file.get(f"clip.{of}projector_type", str, "") for of in ("", "vision."))
-    kind = next(filter(None, kinds), "")
+    kinds = (file.get(f"clip.{of}projector_type", str, "") for of in ("", "vision.", "audio."))
+    kind = next(filter(None, kinds), OLDEST)
     of_kind = [known for known in KNOWN if known.kind == kind]
     if not of_kind:
         raise file.error(
@@ -29,6 +47,6 @@ def find(file: GgufFile, text: Architecture) -> Projector:
             f"choose one of {', '.join(sorted({known.kind for known in KNOWN}))}",
         )
     for known in of_kind:
-        if text.name in known.texts:
+        if known.fits(file, text):
             return known(file, text)
     raise file.error(f"holds a projector of the kind '{kind}', and its text is of '{text.name}'")

@@ -5,6 +5,7 @@ Names of fields and tensors: llama.cpp's ``gguf-py/gguf/constants.py``.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,31 +19,38 @@ from cpu_backend.gguf.metadata import Metadata
 from cpu_backend.gguf.reader import GgufFile
 
 CHANNELS = 3
+SWAPPED = re.compile("ffn_(up|down)")
+OTHER = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 ALONE = "model."  # before the names of a text that is a model of its own
 
 
 class Projector(Metadata, ABC):
-    """A tower over patches of pictures, and what leads from it to a text.
+    """A tower, over patches of pictures unless ``sense`` is "audio", and what leads from it to a
+    text.
 
     kind: its name in files.  texts: the architectures of texts that it is for.  class_name,
     model_type: of Hugging Face, of the whole.  text_type: that of its text, if it is another than
     that of the text alone.  marks: the tokens that stand for pictures, by the names that a
     tokenizer has for them.  numbered: with which behind them config.json has their numbers.
-    unused: by the name of a mark, tokens that mean nothing, the first of which takes its place
-    where a text has not got it.  hears: there may be a tower of sounds.  needs: packages without
-    which the host makes no processor.
+    unused: by the name of a mark, tokens that mean nothing, the first of which is given its name
+    where a text has not got it.  hears: there may be a tower of sounds, too.  needs: packages
+    without which the host makes no processor.
     merge_field: says how many patches along a side are one token of the tower's channels together.
     text_weights, text_modules: what takes the place of "model." before the names of a text's
-    tensors in a checkpoint, and of its modules in the host.
+    tensors in a checkpoint, and of its modules in the host.  text_root: before other names of its
+    tensors.
     """
 
-    harmless = frozenset(("has_text_encoder", "has_llava_projector", "has_audio_encoder"))
+    harmless = frozenset(
+        ("has_text_encoder", "has_llava_projector", "has_audio_encoder", "has_vision_encoder")
+    )
+    sense = "vision"
     texts: tuple[str, ...] = ()
     kind = class_name = model_type = text_type = ""
     marks: Mapping[str, str] = {}
     numbered = "_id"
     unused: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    text_weights = "model.language_model."
+    text_weights, text_root = "model.language_model.", ""
     text_modules = "language_model.model."
     hears = False
     merge_field = ""
@@ -51,18 +59,37 @@ class Projector(Metadata, ABC):
     def __init__(self, file: GgufFile, text: Architecture) -> None:
         super().__init__(file)
         self.text("projector_type", "")
-        width, wanted = self.size("vision.projection_dim"), text.size("embedding_length")
+        width, wanted = self.width, text.size("embedding_length")
         if width != wanted:
             raise file.error(f"makes hidden states of {width} channels, and its text has {wanted}")
-        if not self.flag("has_vision_encoder", True):
-            raise self.refuse("holds no tower of pictures")
-        if self.flag("has_audio_encoder", False) and not self.hears:
+        seen = self.sense == "vision"
+        if not self.flag(f"has_{self.sense}_encoder", seen):
+            raise self.refuse(f"holds no tower of {self.media}")
+        if seen and not self.hears and self.flag("has_audio_encoder", False):
             raise self.refuse("holds a tower of sounds")
+        if not seen and self.flag("has_vision_encoder", False):
+            raise self.refuse("holds a tower of pictures")
+
+    @classmethod
+    def fits(cls, file: GgufFile, text: Architecture) -> bool:
+        """Whether a file of this kind is of this class, beside such a text."""
+        del file
+        return text.name in cls.texts
+
+    @property
+    def width(self) -> int:
+        """The channels of the hidden states that it makes."""
+        return self.size(f"{self.sense}.projection_dim")
+
+    @property
+    def media(self) -> str:
+        """What it is for, in words."""
+        return {"vision": "pictures", "audio": "sounds"}[self.sense]
 
     @property
     def num_layers(self) -> int:
         """Of the tower."""
-        return self.count("vision.block_count")
+        return self.count(f"{self.sense}.block_count")
 
     def count(self, key: str) -> int:
         """A number of layers."""
@@ -99,7 +126,7 @@ class Projector(Metadata, ABC):
             "ffn": self.size("vision.feed_forward_length"),
             "patch": self.size("vision.patch_size"),
             "positions": self.patches**2,
-            "text": self.size("vision.projection_dim"),
+            "text": self.width,
         }
 
     @abstractmethod
@@ -117,7 +144,28 @@ class Projector(Metadata, ABC):
     def blocks(self) -> list[tuple[str, str, dict[str, Tensor]]]:
         """What the names of each layer's tensors begin with, in the file and in a checkpoint, and
         the tensors."""
-        return [(f"v.blk.{n}.", self.prefix(n), self.layer()) for n in range(self.num_layers)]
+        layer = self.layer()
+        if self.swapped:
+            layer = {SWAPPED.sub(lambda m: OTHER[m[0]], n): tensor for n, tensor in layer.items()}
+        return [
+            (f"{self.sense[0]}.blk.{n}.", self.prefix(n), layer) for n in range(self.num_layers)
+        ]
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the two matrices behind attention have each other's names, as old files do."""
+        down = self.file.tensors.get("v.blk.0.ffn_down.weight")
+        up = self.file.tensors.get("v.blk.0.ffn_up.weight")
+        if down is None or up is None or len(down.shape) != 2 or down.shape[0] == down.shape[1]:
+            return False
+        return down.shape[1] == self.size("vision.embedding_length")
+
+    def whole_numbers(self, key: str) -> list[int]:
+        """Those of a field that may be missing."""
+        found = self.file.metadata.get(self.field(key), np.ones(0, int))
+        if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
+            raise self.file.error(f"has no whole numbers in the field '{self.name}.{key}'")
+        return [int(number) for number in found.tolist()]
 
     def shape_of(self, name: str, dimensions: int) -> tuple[int, ...]:
         """The shape of a tensor of the file, which says what no field does."""
@@ -131,10 +179,15 @@ class Projector(Metadata, ABC):
         del name
         return False
 
+    def unused_weights(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of tensors of a checkpoint that files leave out, and nobody computes
+        with."""
+        return {}
+
     def weight_of_text(self, name: str) -> str:
         """What a tensor of the text is called where the text is a part."""
         begin, rest = name[: len(ALONE)], name[len(ALONE) :]
-        return self.text_weights + rest if begin == ALONE else name
+        return self.text_weights + rest if begin == ALONE else self.text_root + name
 
     def module_of_text(self, name: str) -> str:
         """What a module of the host is called where the text is alone, or "" if it is of another
@@ -142,8 +195,8 @@ class Projector(Metadata, ABC):
         return ALONE + name[len(self.text_modules) :] if name.startswith(self.text_modules) else ""
 
     @abstractmethod
-    def vision(self) -> dict[str, Any]:
-        """``vision_config`` of config.json."""
+    def tower_config(self) -> dict[str, Any]:
+        """``vision_config`` of config.json, or ``audio_config``."""
 
     def more(self) -> dict[str, Any]:
         """What else config.json says."""
@@ -153,31 +206,37 @@ class Projector(Metadata, ABC):
         """``text_config`` of config.json, of what that of the text alone says."""
         return config | ({"model_type": self.text_type} if self.text_type else {})
 
+    def whole(self, config: dict[str, Any]) -> dict[str, Any]:
+        """config.json, of what it says of a model of two parts."""
+        return config
+
     @abstractmethod
     def processor(self) -> dict[str, Any]:
         """processor_config.json."""
 
-    def marks_in(self, ids: Mapping[str, int]) -> dict[str, str]:
-        """``marks``, or what stands for them in a text whose tokens are ``ids``."""
-        marks = {}
+    def renamed(self, ids: Mapping[str, int]) -> dict[int, str]:
+        """The tokens among ``ids`` that get the names of ``marks`` which a text has not got; raises
+        ConfigError where none can."""
+        names: dict[int, str] = {}
         for name, token in self.marks.items():
-            tokens = (token, *self.unused.get(name, ()))
-            marks[name] = next((each for each in tokens if each in ids), token)
-        for token in marks.values():
-            if token not in ids:
+            if token in ids or token in names.values():
+                continue
+            place = next((ids[each] for each in self.unused.get(name, ()) if each in ids), None)
+            if place is None:
                 raise self.file.error(f"needs the token '{token}', which its text has not")
-        return marks
+            names[place] = token
+        return names
 
-    def numbers(self, marks: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, int]:
+    def numbers(self, ids: Mapping[str, int]) -> dict[str, int]:
         """Those of ``marks``, by their names in config.json."""
-        return {f"{mark}{self.numbered}": ids[token] for mark, token in marks.items()}
+        return {f"{mark}{self.numbered}": ids[token] for mark, token in self.marks.items()}
 
     def config(self) -> dict[str, Any]:
         """config.json, but for its text and what this shares with the whole."""
         return {
             "architectures": [self.class_name],
             "model_type": self.model_type,
-            "vision_config": self.vision(),
+            f"{self.sense}_config": self.tower_config(),
             **self.more(),
         }
 

@@ -227,7 +227,7 @@ class Gemma4(Projector):
             ),
         }
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         sizes = self.sizes()
         heads = self.size("vision.attention.head_count")
         return {
@@ -273,8 +273,8 @@ class Gemma4(Projector):
         both_ways = None if small else "vision"
         return super().of_text(config) | {"use_bidirectional_attention": both_ways}
 
-    def numbers(self, marks: Mapping[str, str], ids: Mapping[str, int]) -> dict[str, int]:
-        return super().numbers(marks, ids) | {"eoa_token_index": ids[marks["eoa_token"]]}
+    def numbers(self, ids: Mapping[str, int]) -> dict[str, int]:
+        return super().numbers(ids) | {"eoa_token_index": ids[self.marks["eoa_token"]]}
 
     def processor(self) -> dict[str, Any]:
         shared = {

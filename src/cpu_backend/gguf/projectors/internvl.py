@@ -15,7 +15,8 @@ TILES = 12  # at most, where the file does not say; of published checkpoints
 
 
 class InternVl(Projector):
-    """Of the sizes whose tower has norms with biases, InternViT of 300 million weights."""
+    """InternViT of 300 million weights, whose norms have biases, and of 6 billion, which has norms
+    by the root of mean squares, also of queries and keys."""
 
     kind = "internvl"
     texts = ("qwen2", "qwen3", "qwen3moe", "internlm2", "llama", "gpt-oss")
@@ -38,6 +39,11 @@ class InternVl(Projector):
     def biased(self) -> bool:
         """Whether queries, keys and values have biases."""
         return "v.blk.0.attn_q.bias" in self.file.tensors
+
+    @property
+    def large(self) -> bool:
+        """Whether it is the tower of 6 billion weights."""
+        return "v.blk.0.attn_q_norm.weight" in self.file.tensors
 
     def sizes(self) -> dict[str, int]:
         sizes = super().sizes()
@@ -75,8 +81,14 @@ class InternVl(Projector):
                 "ffn_down": ("mlp.fc2", ("hidden", "ffn")),
             }
         )
-        if not self.biased:
-            tensors = {n: t for n, t in tensors.items() if n not in {f"{p}.bias" for p in parts}}
+        without = [] if self.biased else list(parts)
+        if self.large:
+            without += ["ln1", "ln2"]
+            for part in "qk":
+                name = f"attention.{part}_norm.weight"
+                tensors[f"attn_{part}_norm.weight"] = Tensor(name, ("hidden",))
+        for name in without:
+            del tensors[f"{name}.bias"]
         return tensors | {
             f"ls{number}.weight": Tensor(f"lambda_{number}", ("hidden",)) for number in (1, 2)
         }
@@ -84,10 +96,13 @@ class InternVl(Projector):
     def prefix(self, number: int) -> str:
         return f"{TOWER}encoder.layer.{number}."
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_gelu", False):
             raise self.refuse("has another activation than InternViT")
         side, patch = self.size("vision.image_size"), self.size("vision.patch_size")
+        epsilon = self.number("vision.attention.layer_norm_epsilon")
+        if self.large and epsilon != 1e-6:  # which the norms of queries have in any case
+            raise self.refuse(f"has norms with {epsilon}")
         return {
             "model_type": "internvl_vision",
             "attention_bias": self.biased,
@@ -95,14 +110,14 @@ class InternVl(Projector):
             "hidden_size": self.size("vision.embedding_length"),
             "image_size": [side, side],
             "intermediate_size": self.size("vision.feed_forward_length"),
-            "layer_norm_eps": self.number("vision.attention.layer_norm_epsilon"),
-            "norm_type": "layer_norm",
+            "layer_norm_eps": epsilon,
+            "norm_type": "rms_norm" if self.large else "layer_norm",
             "num_attention_heads": self.size("vision.attention.head_count"),
             "num_channels": CHANNELS,
             "num_hidden_layers": self.num_layers,
             "patch_size": [patch, patch],
             "use_absolute_position_embeddings": True,
-            "use_qk_norm": False,
+            "use_qk_norm": self.large,
         }
 
     def more(self) -> dict[str, Any]:

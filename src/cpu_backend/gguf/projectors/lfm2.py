@@ -70,8 +70,8 @@ class Lfm2Vl(Siglip):
             layers["mm.input_norm"] = (f"{PROJECTOR}layer_norm", ("merged",))
         return tensors | with_biases(layers)
 
-    def vision(self) -> dict[str, Any]:
-        config = super().vision()
+    def tower_config(self) -> dict[str, Any]:
+        config = super().tower_config()
         del config["image_size"]  # of no meaning
         return config | {"num_patches": self.sizes()["positions"]}
 

@@ -1,4 +1,4 @@
-"""Mistral Small 3 and Ministral 3: the tower of Pixtral (https://arxiv.org/abs/2410.07073)."""
+"""Pixtral (https://arxiv.org/abs/2410.07073), and its tower in Mistral Small 3 and Ministral 3."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.architectures.tensors import Tensor
-from cpu_backend.gguf.projectors.base import CHANNELS, Projector
+from cpu_backend.gguf.projectors.base import CHANNELS, Projector, with_biases
+from cpu_backend.gguf.reader import GgufFile
 
 TOWER, PROJECTOR = "model.vision_tower.", "model.multi_modal_projector."
 SQUARE = ("hidden", "hidden")
+MERGER = "mm.patch_merger.weight"
 
 
-class Mistral3(Projector):
-    """A tower that turns heads as its text does, four patches to a token."""
+class Pixtral(Projector):
+    """Pixtral 12B: a tower that turns heads as its text does, a token for each patch."""
 
-    kind, texts = "pixtral", ("mistral3", "llama")
-    class_name = "Mistral3ForConditionalGeneration"
-    model_type = "mistral3"
+    kind = "pixtral"
+    texts: tuple[str, ...] = ("llama",)
+    class_name = "LlavaForConditionalGeneration"
+    model_type = "llava"
     marks: Mapping[str, str] = MappingProxyType(
         {
             "image_token": "[IMG]",
@@ -27,7 +31,10 @@ class Mistral3(Projector):
         }
     )
     numbered = "_index"
-    merge_field = "spatial_merge_size"
+
+    @classmethod
+    def fits(cls, file: GgufFile, text: Architecture) -> bool:
+        return super().fits(file, text) and (MERGER in file.tensors) == bool(cls.merge_field)
 
     def sizes(self) -> dict[str, int]:
         return super().sizes() | {"heads": self.size("vision.attention.head_count")}
@@ -38,13 +45,17 @@ class Mistral3(Projector):
                 f"{TOWER}patch_conv.weight", ("hidden", CHANNELS, "patch", "patch")
             ),
             "v.pre_ln.weight": Tensor(f"{TOWER}ln_pre.weight", ("hidden",)),
-            "mm.input_norm.weight": Tensor(f"{PROJECTOR}norm.weight", ("hidden",)),
-            "mm.patch_merger.weight": Tensor(
-                f"{PROJECTOR}patch_merger.merging_layer.weight", ("hidden", "merged")
-            ),
-            "mm.1.weight": Tensor(f"{PROJECTOR}linear_1.weight", ("text", "hidden")),
-            "mm.2.weight": Tensor(f"{PROJECTOR}linear_2.weight", ("text", "text")),
+            **self.joining(),
         }
+
+    def joining(self) -> dict[str, Tensor]:
+        """The tensors between tower and text."""
+        return with_biases(
+            {
+                "mm.1": (f"{PROJECTOR}linear_1", ("text", "hidden")),
+                "mm.2": (f"{PROJECTOR}linear_2", ("text", "text")),
+            }
+        )
 
     def layer(self) -> dict[str, Tensor]:
         return {
@@ -65,7 +76,7 @@ class Mistral3(Projector):
     def ignored(self, name: str) -> bool:
         return name == "v.token_embd.img_break"  # a row of the text's table
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         activations = [name for name in ("silu", "gelu") if self.flag(f"use_{name}", False)]
         if len(activations) != 1:
             raise self.refuse("does not say its activation")
@@ -91,10 +102,10 @@ class Mistral3(Projector):
 
     def more(self) -> dict[str, Any]:
         return {
-            "multimodal_projector_bias": False,
+            "image_seq_length": 1,
             "projector_hidden_act": "gelu",
-            "spatial_merge_size": self.merged,
             "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
         }
 
     def processor(self) -> dict[str, Any]:
@@ -115,4 +126,29 @@ class Mistral3(Projector):
         }
 
 
-KNOWN = (Mistral3,)
+class Mistral3(Pixtral):
+    """Mistral Small 3.1 and later, Ministral 3: four patches to a token."""
+
+    texts = ("mistral3", "llama")
+    class_name = "Mistral3ForConditionalGeneration"
+    model_type = "mistral3"
+    merge_field = "spatial_merge_size"
+
+    def joining(self) -> dict[str, Tensor]:
+        return {
+            "mm.input_norm.weight": Tensor(f"{PROJECTOR}norm.weight", ("hidden",)),
+            MERGER: Tensor(f"{PROJECTOR}patch_merger.merging_layer.weight", ("hidden", "merged")),
+            "mm.1.weight": Tensor(f"{PROJECTOR}linear_1.weight", ("text", "hidden")),
+            "mm.2.weight": Tensor(f"{PROJECTOR}linear_2.weight", ("text", "text")),
+        }
+
+    def more(self) -> dict[str, Any]:
+        return {
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "spatial_merge_size": self.merged,
+            "vision_feature_layer": -1,
+        }
+
+
+KNOWN = (Pixtral, Mistral3)

@@ -13,7 +13,6 @@ from cpu_backend.gguf.architectures.tensors import Tensor
 from cpu_backend.gguf.projectors.base import CHANNELS, Projector, with_biases
 from cpu_backend.gguf.reader import GgufFile
 
-TOWER = "model.visual."
 FRAMES = 2  # of a video that are one patch; a picture is given twice
 SQUARE = ("hidden", "hidden")
 # What no file says; of published checkpoints.
@@ -31,8 +30,9 @@ def two_frames(first: Any, second: Any) -> Any:
 
 class Qwen(Projector):
     """What they share.  sections: the field of the text says how many of a head's rotations are of
-    time, height and width."""
+    time, height and width.  tower: what the names of its tensors begin with in a checkpoint."""
 
+    tower = "model.visual."
     interleaved = False
     merge_field = "spatial_merge_size"
     processor_class = ""
@@ -64,15 +64,15 @@ class Qwen(Projector):
         patch = ("hidden", CHANNELS, "patch", "patch")
         return {
             "v.patch_embd.weight": Tensor(
-                f"{TOWER}patch_embed.proj.weight",
+                f"{self.tower}patch_embed.proj.weight",
                 patch,
                 values=two_frames,
                 beside=("v.patch_embd.weight.1", patch),
             ),
             **with_biases(
                 {
-                    "mm.0": (f"{TOWER}{self.merger(0)}", ("merged", "merged")),
-                    "mm.2": (f"{TOWER}{self.merger(2)}", ("text", "merged")),
+                    "mm.0": (f"{self.tower}{self.merger(0)}", ("merged", "merged")),
+                    "mm.2": (f"{self.tower}{self.merger(2)}", ("text", "merged")),
                 }
             ),
         }
@@ -82,9 +82,9 @@ class Qwen(Projector):
         return f"merger.mlp.{number}"
 
     def prefix(self, number: int) -> str:
-        return f"{TOWER}blocks.{number}."
+        return f"{self.tower}blocks.{number}."
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         return {
             "model_type": self.model_type,
             "depth": self.num_layers,
@@ -156,7 +156,9 @@ class Qwen2Vl(Qwen):
         return super().sizes() | {"ffn": self.ffn}
 
     def outer(self) -> dict[str, Tensor]:
-        return super().outer() | with_biases({"v.post_ln": (f"{TOWER}merger.ln_q", ("hidden",))})
+        return super().outer() | with_biases(
+            {"v.post_ln": (f"{self.tower}merger.ln_q", ("hidden",))}
+        )
 
     def layer(self) -> dict[str, Tensor]:
         return separate(
@@ -168,10 +170,10 @@ class Qwen2Vl(Qwen):
             }
         )
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if self.flag("use_gelu", False) or self.flag("use_silu", False):
             raise self.refuse("has another activation than Qwen 2 VL")
-        config = super().vision()
+        config = super().tower_config()
         width = config.pop("hidden_size")
         del config["intermediate_size"]
         text = config.pop("out_hidden_size")
@@ -189,7 +191,7 @@ class Qwen25Vl(Qwen):
     processor_class = "Qwen2_5_VLProcessor"
 
     def outer(self) -> dict[str, Tensor]:
-        norm = Tensor(f"{TOWER}merger.ln_q.weight", ("hidden",))
+        norm = Tensor(f"{self.tower}merger.ln_q.weight", ("hidden",))
         return super().outer() | {"v.post_ln.weight": norm}
 
     def layer(self) -> dict[str, Tensor]:
@@ -202,11 +204,11 @@ class Qwen25Vl(Qwen):
             }
         )
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_silu", False):
             raise self.refuse("has another activation than Qwen 2.5 VL")
         period = self.size("vision.n_wa_pattern")
-        return super().vision() | {
+        return super().tower_config() | {
             "fullatt_block_indexes": list(range(period - 1, self.num_layers, period)),
             "hidden_act": "silu",
             "tokens_per_second": 2,
@@ -227,7 +229,7 @@ class Qwen3Vl(Qwen):
     def outer(self) -> dict[str, Tensor]:
         mergers: dict[str, tuple[str, tuple[str | int, ...]]] = {}
         for number, layer in enumerate(self.deep()):
-            own = f"{TOWER}deepstack_merger_list.{number}."
+            own = f"{self.tower}deepstack_merger_list.{number}."
             mergers |= {
                 f"v.deepstack.{layer}.norm": (f"{own}norm", ("merged",)),
                 f"v.deepstack.{layer}.fc1": (f"{own}linear_fc1", ("merged", "merged")),
@@ -235,9 +237,11 @@ class Qwen3Vl(Qwen):
             }
         return {
             **super().outer(),
-            "v.patch_embd.bias": Tensor(f"{TOWER}patch_embed.proj.bias", ("hidden",)),
-            "v.position_embd.weight": Tensor(f"{TOWER}pos_embed.weight", ("positions", "hidden")),
-            **with_biases({"v.post_ln": (f"{TOWER}merger.norm", ("hidden",)), **mergers}),
+            "v.patch_embd.bias": Tensor(f"{self.tower}patch_embed.proj.bias", ("hidden",)),
+            "v.position_embd.weight": Tensor(
+                f"{self.tower}pos_embed.weight", ("positions", "hidden")
+            ),
+            **with_biases({"v.post_ln": (f"{self.tower}merger.norm", ("hidden",)), **mergers}),
         }
 
     def merger(self, number: int) -> str:
@@ -263,10 +267,10 @@ class Qwen3Vl(Qwen):
             }
         )
 
-    def vision(self) -> dict[str, Any]:
+    def tower_config(self) -> dict[str, Any]:
         if not self.flag("use_gelu", False):
             raise self.refuse("has another activation than Qwen 3 VL")
-        return super().vision() | {
+        return super().tower_config() | {
             "deepstack_visual_indexes": self.deep(),
             "hidden_act": "gelu_pytorch_tanh",
             "num_position_embeddings": self.patches**2,

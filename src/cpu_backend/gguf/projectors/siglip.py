@@ -49,12 +49,16 @@ class Siglip(Projector):
     def prefix(self, number: int) -> str:
         return f"{self.tower}encoder.layers.{number}."
 
-    def vision(self) -> dict[str, Any]:
+    def activation(self) -> str:
+        """By its name in configs."""
         if not self.flag("use_gelu", False):
             raise self.refuse("has another activation than SigLIP")
+        return "gelu_pytorch_tanh"
+
+    def tower_config(self) -> dict[str, Any]:
         return {
             "model_type": self.vision_type,
-            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_act": self.activation(),
             "hidden_size": self.size("vision.embedding_length"),
             "image_size": self.size("vision.image_size"),
             "intermediate_size": self.size("vision.feed_forward_length"),

@@ -247,6 +247,8 @@ def _weights(model_config: ModelConfig) -> Iterator[tuple[str, torch.Tensor]]:
     pictures = pictures_of(files["pictures"], files["file"])
     for name, entry in pictures.entries.items():
         yield name, pictures.values(entry)
+    for name, shape in pictures.projector.unused_weights().items():
+        yield name, torch.zeros(shape)
     for name, tensor in text:
         yield pictures.projector.weight_of_text(name), tensor
 
