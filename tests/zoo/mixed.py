@@ -12,9 +12,10 @@ import torch
 from tests import tools
 from tests.zoo import judge
 from tests.zoo.build import build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case, MediaSpec, with_others
-from tests.zoo.run import Answer, Failed, Round, forked, generate
+from tests.zoo.run import Answer, Failed, Round, generate
 from tests.zoo.text import ENGINES, GREEDY, SCORED, rounds
 from tests.zoo.tokens import write_tokenizer
 
@@ -96,7 +97,7 @@ def examine(
     scored = [Round((case,), SCORED) for case in cases if case not in spec.cases[3:]]
     try:
         answers = {
-            name: forked(generate, path, options, sent + scored, spec.media.union(spec.without))
+            name: run_engine(generate, path, options, sent + scored, spec.media.union(spec.without))
             for name, options in engines.items()
         }
     except Failed as failed:

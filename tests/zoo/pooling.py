@@ -16,10 +16,11 @@ import torch
 from tests import tools
 from tests.zoo import judge, pooling_specs, renamed_pooling_specs
 from tests.zoo.build import build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case
 from tests.zoo.pooling_specs import SEQUENCE, TOKEN, PoolingSpec
-from tests.zoo.run import Failed, Prompt, check_media, forked, request
+from tests.zoo.run import Failed, Prompt, check_media, request
 from tests.zoo.text import COMMON
 from tests.zoo.tokens import write_tokenizer
 
@@ -133,7 +134,7 @@ def pool(
 
 def answers(folder: Path, spec: PoolingSpec, *options: Any) -> list[list[torch.Tensor]]:
     """What engines make of the batches, one for each task; of several, one row of numbers."""
-    by_task = [forked(pool, folder, spec, task, *options) for task in TASKS[spec.auto]]
+    by_task = [run_engine(pool, folder, spec, task, *options) for task in TASKS[spec.auto]]
     if len(by_task) == 1:
         return by_task[0]  # type: ignore[no-any-return]
     return [

@@ -20,6 +20,7 @@ import torch
 
 from tests.zoo import judge, mixed, run, text
 from tests.zoo.build import Spec, build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.media import MediaSpec
 from tests.zoo.run import Failed, Round
 
@@ -97,7 +98,7 @@ class Judge:
         scored = [Round((prompt,), text.SCORED) for prompt in self.asked.scored]
         options = {**options, **self.asked.options}
         try:
-            answers = run.forked(run.generate, folder, options, sent + scored)
+            answers = run_engine(run.generate, folder, options, sent + scored)
         except Failed as failed:
             return math.nan, f"{failed.kind}: {failed.message.splitlines()[0][:300]}"
         greedy, found = answers[: len(sent)], answers[len(sent) :]

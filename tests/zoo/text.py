@@ -9,8 +9,9 @@ from typing import Any
 
 from tests.zoo import judge
 from tests.zoo.build import Spec, build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.judge import HOST, RIGHT, WRONG, Outcome
-from tests.zoo.run import Answer, Failed, Prompt, Round, forked, generate
+from tests.zoo.run import Answer, Failed, Prompt, Round, generate
 from tests.zoo.text_specs import SPECS
 
 __all__ = ["SPECS", "examine"]
@@ -67,7 +68,7 @@ def examine(
     path, extra = served() if served else (folder, {})
     try:
         answers = {
-            name: forked(generate, path, options | extra, rounds(prompts()) + scored)
+            name: run_engine(generate, path, options | extra, rounds(prompts()) + scored)
             for name, options in ENGINES.items()
         }
     except Failed as failed:
