@@ -15,6 +15,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from multiprocessing import Pipe
@@ -74,6 +75,8 @@ def start() -> None:
 
 def main() -> None:
     """Serve until the other end is closed."""
+    # With a process's first thread qemu translates all anew: here there is nothing yet.
+    threading.Thread(target=int).start()
     asked = Connection(int(sys.argv[1]))
     run.prepare()
     with contextlib.suppress(EOFError):
