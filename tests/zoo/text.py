@@ -18,7 +18,7 @@ __all__ = ["SPECS", "examine"]
 
 WHOLE = ("alone", "together", "recorded", "eager")
 COMPARED = (*WHOLE, "chunks", "prefix cache")
-EMULATED = SLOWER > 1  # half of the rounds and one engine less then
+EMULATED = SLOWER > 1  # a third of the rounds and one engine less then
 LENGTHS = (5, 40, 300, 17, 64, 129)  # beyond the specs' windows (48) and the small chunk
 NEW_TOKENS = 12  # a step is recorded, checked, and only then replayed
 GREEDY = (("max_tokens", NEW_TOKENS), ("logprobs", 3))
@@ -55,7 +55,7 @@ def rounds(p: Sequence[Any]) -> list[Round]:
     depends on the steps before it."""
     one, three, six, two = [[x] for x in p[:3]], [p[:3]], [p], [[p[4], p[1]]]
     sent = [*one, *three, *six, *two, *three, *six, *two, *one, *six, *three, *two, *one]
-    return [Round(tuple(asked), GREEDY) for asked in sent[: len(sent) // 2 if EMULATED else None]]
+    return [Round(tuple(asked), GREEDY) for asked in sent[: len(sent) // 3 if EMULATED else None]]
 
 
 def examine(
