@@ -41,7 +41,7 @@ def run_engine(task: Callable[..., Any], *args: Any, seconds: float = run.SECOND
         return run.forked(task, *args, seconds=seconds)
     number = uuid.uuid4()
     variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    _connection.send_bytes(pickle.dumps((number, task, args, seconds * run.SLOWER, variables)))
+    _connection.send_bytes(pickle.dumps((number, task, args, seconds, variables)))
     answered, result = None, None
     while answered != number:  # a task that was given up may have answered since
         answered, result = pickle.loads(_connection.recv_bytes())
@@ -58,7 +58,7 @@ def start() -> None:
         return
     ours, theirs = Pipe()
     # This Python's packages are for this CPU.
-    own = (VARIABLE, "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+    own = ("LD_LIBRARY_PATH", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in own}
     folders = (str(PROJECT), os.environ.get("ZOO_PYTHONPATH"))
     subprocess.Popen(
@@ -78,7 +78,7 @@ def main() -> None:
     # With a process's first thread qemu translates all anew: here there is nothing yet.
     threading.Thread(target=int).start()
     asked = Connection(int(sys.argv[1]))
-    run.prepare()
+    run.prepare(engines=True)
     with contextlib.suppress(EOFError):
         while True:
             number, task, args, seconds, variables = pickle.loads(asked.recv_bytes())

@@ -216,8 +216,9 @@ def answer(output: Any) -> Answer:
     )
 
 
-def prepare() -> None:
-    """Import everything once, with one thread; called before the first fork."""
+def prepare(engines: bool = False) -> None:
+    """Import everything once, with one thread; called before the first fork.  engines: this is the
+    other Python (elsewhere.py), which is started else."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -228,7 +229,8 @@ def prepare() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "0.25")
     from tests.zoo import elsewhere
 
-    elsewhere.start()
+    if not engines:
+        elsewhere.start()
     import torch
 
     torch.set_num_threads(1)
