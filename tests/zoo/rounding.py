@@ -54,7 +54,9 @@ class Subject:
     def rounds(self) -> list[Round]:
         """Alone, together, again from the cache; the step is replayed by then."""
         p = self.prompts
-        sent = [*([prompt] for prompt in p[:3]), p, [p[4], p[1]], p, [self.long], [self.long]]
+        sent = [*([prompt] for prompt in p[:3]), p, [p[4], p[1]], p]
+        if not text.EMULATED:
+            sent += [[self.long], [self.long]]
         return [Round(tuple(asked), text.GREEDY) for asked in sent]
 
     def all_logprobs(self, model: Any) -> torch.Tensor:
@@ -68,16 +70,17 @@ class Subject:
 
 def subject(spec: Spec, folder: Path) -> Subject:
     """Built in ``folder``."""
+    cached = spec.cached and not text.EMULATED  # the long prompt is not asked then
     if isinstance(spec, MediaSpec):
         processor = spec.processor(folder)
         score = functools.partial(mixed.prompt_logprobs, processor=processor)
         cases, options = spec.cases, mixed.options(spec)
-        return Subject(build(spec, folder), cases, cases[2], score, options, spec.cached)
+        return Subject(build(spec, folder), cases, cases[2], score, options, cached)
     prompts = text.prompts()
     long = (prompts[2] * 3)[:LONG]
     options = {"max_model_len": 1024}
     model = build(spec, folder)
-    return Subject(model, prompts, long, judge.prompt_logprobs, options, spec.cached)
+    return Subject(model, prompts, long, judge.prompt_logprobs, options, cached)
 
 
 class Judge:
