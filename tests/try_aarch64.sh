@@ -19,6 +19,12 @@ part "wheel"
 "$python" -m tools.aarch64 "$root" "$1" "$2" build/aarch64/wheel/*.whl
 arm -m cpu_backend.info | grep -E "^(version|instruction set|built for torch) "
 part "installing it, and what it says of this CPU"
+if [ -n "${AARCH64_ZOO:-}" ]; then
+  read -ra models <<< "$AARCH64_ZOO"
+  ZOO_PYTHON=$root/usr/bin/python HF_HUB_OFFLINE=1 "$python" -m tests.zoo "${models[@]}"
+  part "small models"
+  exit
+fi
 arm -m tests.ask "$("$python" -m cpu_backend.demo_model)"
 part "question"
 # Loaded with rounded weights, and from a GGUF file; the server is emulated, who asks it is not.

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from tests.zoo.build import Spec, write_config
-from tests.zoo.run import Answer, Failed, Prompt, Round, forked
+from tests.zoo.elsewhere import run_engine
+from tests.zoo.run import Answer, Failed, Prompt, Round
 
 # Of a prompt's log-probabilities in fp32, in standard deviations of the logits: 1e-5 with all but
 # ten models, the most, 0.008, with Qianfan-OCR, where an image is scaled.
@@ -62,7 +63,7 @@ def refusal(spec: Spec, folder: Path, task: Callable[..., Any], *args: Any) -> O
     refused before they are read, or a defect."""
     write_config(spec, folder)
     try:
-        forked(task, folder, *args)
+        run_engine(task, folder, *args)
     except Failed as failed:
         return failure(failed, spec.host, spec.note)
     return Outcome(ENDED, "started without its weights")

@@ -12,10 +12,11 @@ import torch
 from tests import tools
 from tests.zoo import judge
 from tests.zoo.build import build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
 from tests.zoo.media import Case, MediaSpec, with_others
-from tests.zoo.run import Answer, Failed, Round, forked, generate
-from tests.zoo.text import ENGINES, GREEDY, SCORED, rounds
+from tests.zoo.run import Answer, Failed, Round, generate
+from tests.zoo.text import ENGINES, FP32, GREEDY, SCORED, rounds
 from tests.zoo.tokens import write_tokenizer
 
 COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
@@ -96,7 +97,7 @@ def examine(
     scored = [Round((case,), SCORED) for case in cases if case not in spec.cases[3:]]
     try:
         answers = {
-            name: forked(generate, path, options, sent + scored, spec.media.union(spec.without))
+            name: run_engine(generate, path, options, sent + scored, spec.media.union(spec.without))
             for name, options in engines.items()
         }
     except Failed as failed:
@@ -104,11 +105,11 @@ def examine(
     greedy = {name: by_round[: len(sent)] for name, by_round in answers.items()}
     faults = judge.differences(sent, greedy, cached=spec.cached)
     references = [Reference(model, case, processor) for case in cases]
-    first = dict(zip(_cases(sent), _answers(greedy["eager"]), strict=True))
+    first = dict(zip(_cases(sent), _answers(greedy[FP32[0]]), strict=True))
     faults += _token_faults(references, [first[case] for case in cases])
     scores = {name: _answers(by_round[len(sent) :]) for name, by_round in answers.items()}
     references = [reference for reference in references if reference.case not in spec.cases[3:]]
-    faults += _blind_faults(model, processor, references, scores["eager"])
+    faults += _blind_faults(model, processor, references, scores[FP32[0]])
     faults += _score_faults(references, scores)
     compared, dtypes = COMPARED if spec.cached else FIXED, ("fp32", "bf16")
     state = RIGHT if not faults else HOST if spec.host else WRONG
@@ -200,7 +201,7 @@ def _blind_faults(
 def _score_faults(references: list[Reference], scores: dict[str, list[Answer]]) -> list[str]:
     """Log-probabilities of prompts that are off; in bf16 last, because that rounds the model."""
     faults = []
-    for name in ("eager", "recorded"):
+    for name in FP32:
         error = max(
             judge.worst_error(reference, {answer.prompt: answer})
             for reference, answer in zip(references, scores[name], strict=True)

@@ -20,6 +20,7 @@ import torch
 
 from tests.zoo import judge, mixed, run, text
 from tests.zoo.build import Spec, build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.media import MediaSpec
 from tests.zoo.run import Failed, Round
 
@@ -53,7 +54,9 @@ class Subject:
     def rounds(self) -> list[Round]:
         """Alone, together, again from the cache; the step is replayed by then."""
         p = self.prompts
-        sent = [*([prompt] for prompt in p[:3]), p, [p[4], p[1]], p, [self.long], [self.long]]
+        sent = [*([prompt] for prompt in p[:3]), p, [p[4], p[1]], p]
+        if not text.EMULATED:
+            sent += [[self.long], [self.long]]
         return [Round(tuple(asked), text.GREEDY) for asked in sent]
 
     def all_logprobs(self, model: Any) -> torch.Tensor:
@@ -67,16 +70,17 @@ class Subject:
 
 def subject(spec: Spec, folder: Path) -> Subject:
     """Built in ``folder``."""
+    cached = spec.cached and not text.EMULATED  # the long prompt is not asked then
     if isinstance(spec, MediaSpec):
         processor = spec.processor(folder)
         score = functools.partial(mixed.prompt_logprobs, processor=processor)
         cases, options = spec.cases, mixed.options(spec)
-        return Subject(build(spec, folder), cases, cases[2], score, options, spec.cached)
+        return Subject(build(spec, folder), cases, cases[2], score, options, cached)
     prompts = text.prompts()
     long = (prompts[2] * 3)[:LONG]
     options = {"max_model_len": 1024}
     model = build(spec, folder)
-    return Subject(model, prompts, long, judge.prompt_logprobs, options, spec.cached)
+    return Subject(model, prompts, long, judge.prompt_logprobs, options, cached)
 
 
 class Judge:
@@ -97,7 +101,7 @@ class Judge:
         scored = [Round((prompt,), text.SCORED) for prompt in self.asked.scored]
         options = {**options, **self.asked.options}
         try:
-            answers = run.forked(run.generate, folder, options, sent + scored)
+            answers = run_engine(run.generate, folder, options, sent + scored)
         except Failed as failed:
             return math.nan, f"{failed.kind}: {failed.message.splitlines()[0][:300]}"
         greedy, found = answers[: len(sent)], answers[len(sent) :]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 300  # for one engine, generous on a busy machine: one that hangs must end
+SLOWER = 20 if os.environ.get("ZOO_PYTHON") else 1  # where an emulated Python runs engines
 
 
 class Failed(Exception):  # noqa: N818 (an outcome, often an expected one)
@@ -43,7 +44,7 @@ def forked(task: Callable[..., Any], *args: Any, seconds: float = SECONDS) -> An
         child = os.fork()
         if child == 0:
             _in_child(task, args, log, answer)
-        status = _wait(child, seconds)
+        status = _wait(child, seconds * SLOWER)
         answer.seek(0)
         content = answer.read()
         if not content:
@@ -215,8 +216,9 @@ def answer(output: Any) -> Answer:
     )
 
 
-def prepare() -> None:
-    """Import everything once, with one thread; called before the first fork."""
+def prepare(engines: bool = False) -> None:
+    """Import everything once, with one thread; called before the first fork.  engines: this is the
+    other Python (elsewhere.py), which is started else."""
     os.environ.update(
         HF_HUB_OFFLINE="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -225,6 +227,10 @@ def prepare() -> None:
         TOKENIZERS_PARALLELISM="false",
     )
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "0.25")
+    from tests.zoo import elsewhere
+
+    if not engines:
+        elsewhere.start()
     import torch
 
     torch.set_num_threads(1)
