@@ -9,8 +9,8 @@ from typing import Any
 
 from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.architectures.tensors import Tensor
-from cpu_backend.gguf.projectors.base import CHANNELS, with_biases
-from cpu_backend.gguf.projectors.qwen import SQUARE, Qwen, two_frames
+from cpu_backend.gguf.projectors.base import with_biases
+from cpu_backend.gguf.projectors.qwen import SQUARE, Qwen
 from cpu_backend.gguf.reader import GgufFile
 
 # What no file says; of published checkpoints.
@@ -67,14 +67,8 @@ class Glm4v(Qwen):
         return super().sizes() | {"head": head, "thrice": 3 * self.width}
 
     def outer(self) -> dict[str, Tensor]:
-        patch = ("hidden", CHANNELS, "patch", "patch")
         return {
-            "v.patch_embd.weight": Tensor(
-                f"{self.tower}patch_embed.proj.weight",
-                patch,
-                values=two_frames,
-                beside=("v.patch_embd.weight.1", patch),
-            ),
+            **self.patches(),
             "v.patch_embd.bias": Tensor(f"{self.tower}patch_embed.proj.bias", ("hidden",)),
             **with_biases(
                 {

@@ -60,7 +60,8 @@ class Qwen(Projector):
         sizes = super().sizes()
         return sizes | {"qkv": 3 * sizes["hidden"]}
 
-    def outer(self) -> dict[str, Tensor]:
+    def patches(self) -> dict[str, Tensor]:
+        """What makes tokens of two frames of a video, or of one picture twice."""
         patch = ("hidden", CHANNELS, "patch", "patch")
         return {
             "v.patch_embd.weight": Tensor(
@@ -68,7 +69,12 @@ class Qwen(Projector):
                 patch,
                 values=two_frames,
                 beside=("v.patch_embd.weight.1", patch),
-            ),
+            )
+        }
+
+    def outer(self) -> dict[str, Tensor]:
+        return {
+            **self.patches(),
             **with_biases(
                 {
                     "mm.0": (f"{self.tower}{self.merger(0)}", ("merged", "merged")),
