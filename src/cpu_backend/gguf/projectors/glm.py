@@ -68,7 +68,7 @@ class Glm4v(Qwen):
 
     def outer(self) -> dict[str, Tensor]:
         return {
-            **self.patches(),
+            **self.two_frames_at_once(),
             "v.patch_embd.bias": Tensor(f"{self.tower}patch_embed.proj.bias", ("hidden",)),
             **with_biases(
                 {

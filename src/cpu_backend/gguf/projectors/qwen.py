@@ -60,7 +60,7 @@ class Qwen(Projector):
         sizes = super().sizes()
         return sizes | {"qkv": 3 * sizes["hidden"]}
 
-    def patches(self) -> dict[str, Tensor]:
+    def two_frames_at_once(self) -> dict[str, Tensor]:
         """What makes tokens of two frames of a video, or of one picture twice."""
         patch = ("hidden", CHANNELS, "patch", "patch")
         return {
@@ -74,7 +74,7 @@ class Qwen(Projector):
 
     def outer(self) -> dict[str, Tensor]:
         return {
-            **self.patches(),
+            **self.two_frames_at_once(),
             **with_biases(
                 {
                     "mm.0": (f"{self.tower}{self.merger(0)}", ("merged", "merged")),
