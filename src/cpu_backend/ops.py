@@ -418,7 +418,8 @@ class Experts(products.Experts):
     def __init__(
         self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], activation: str
     ) -> None:
-        self.layers = list(zip(gate_up, down, strict=True))  # which keeps them alive
+        # Which keeps them alive; lists of different lengths the op refuses in a sentence.
+        self.layers = list(zip(gate_up, down, strict=False))
         self._gate_up = [weight._handle for weight in gate_up]
         self._down = [weight._handle for weight in down]
         self.activation = activation
