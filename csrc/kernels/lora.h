@@ -36,15 +36,17 @@ struct TokenTile {
   static constexpr int tokens = N;
 };
 
-// f(first, TokenTile) over all tokens in tiles of kLoraTile, then one by one.
+// f(first, TokenTile) over all tokens, `in_tiles` of kLoraTile as far as they go, else one by one.
 template <class F>
-CPU_BACKEND_INLINE void for_each_tile(Slice tokens, F f) {
+CPU_BACKEND_INLINE void for_each_tile(Slice tokens, bool in_tiles, F f) {
   int64_t i = tokens.begin;
-  for (; i + kLoraTile <= tokens.end; i += kLoraTile) f(i, TokenTile<kLoraTile>{});
+  for (; in_tiles && i + kLoraTile <= tokens.end; i += kLoraTile) f(i, TokenTile<kLoraTile>{});
   for (; i < tokens.end; ++i) f(i, TokenTile<1>{});
 }
 
 // `outputs` of a tile at most; rows beyond the last are read again, and what they give is dropped.
+// Only a token by itself may have inputs that fill no vector: of two copies of that end the
+// compiler may contract different products (s390x), and bits would depend on the other tokens.
 template <int Tokens, class T>
 CPU_BACKEND_INLINE void shrink_tile(const LoraArgs& args, const T* weights, int64_t token,
                                     Slice outputs) {
@@ -65,14 +67,15 @@ CPU_BACKEND_INLINE void shrink_tile(const LoraArgs& args, const T* weights, int6
   const int64_t whole = args.inputs / kLanes * kLanes;
   for (int64_t i = 0; i < whole; i += kLanes)
     add([&](int t) { return x + t * args.x_stride + i; }, [&](int o) { return a[o] + i; });
-  if (const int64_t rest = args.inputs - whole) {
-    T x_rest[Tokens][kLanes] = {}, a_rest[kLoraTile][kLanes] = {};
-    for (int64_t i = 0; i < rest; ++i) {
-      for (int t = 0; t < Tokens; ++t) x_rest[t][i] = x[t * args.x_stride + whole + i];
-      for (int o = 0; o < kLoraTile; ++o) a_rest[o][i] = a[o][whole + i];
+  if constexpr (Tokens == 1)
+    if (const int64_t rest = args.inputs - whole) {
+      T x_rest[kLanes] = {}, a_rest[kLoraTile][kLanes] = {};
+      for (int64_t i = 0; i < rest; ++i) {
+        x_rest[i] = x[whole + i];
+        for (int o = 0; o < kLoraTile; ++o) a_rest[o][i] = a[o][whole + i];
+      }
+      add([&](int) { return x_rest; }, [&](int o) { return a_rest[o]; });
     }
-    add([&](int t) { return x_rest[t]; }, [&](int o) { return a_rest[o]; });
-  }
   float* y = static_cast<float*>(args.y) + token * args.y_stride + outputs.begin;
   for (int t = 0; t < Tokens; ++t)
     for (int o = 0; o < kLoraTile; ++o)
@@ -92,9 +95,10 @@ void lora_shrink(const LoraArgs& args, Slice tokens, Slice outputs) {
     const T* weights = static_cast<const T*>(args.weights) + adapter * args.adapter_stride;
     for (int64_t o = outputs.begin; o < outputs.end; o += kLoraTile) {
       const Slice rows{o, o + kLoraTile < outputs.end ? o + kLoraTile : outputs.end};
-      for_each_tile(run, [&](int64_t token, auto tile) CPU_BACKEND_LAMBDA {
-        shrink_tile<decltype(tile)::tokens, T>(args, weights, token, rows);
-      });
+      for_each_tile(run, args.inputs % kLanes == 0,
+                    [&](int64_t token, auto tile) CPU_BACKEND_LAMBDA {
+                      shrink_tile<decltype(tile)::tokens, T>(args, weights, token, rows);
+                    });
     }
   });
 }
@@ -118,7 +122,7 @@ void lora_expand(const LoraArgs& args, Slice tokens, Slice outputs, float* scrat
         for (int lane = 0; lane < kLanes; ++lane)
           store(scratch + (i + lane) * kLanes, from_bits(block[lane]));
       }
-      for_each_tile(run, [&](int64_t token, auto tile) CPU_BACKEND_LAMBDA {
+      for_each_tile(run, true, [&](int64_t token, auto tile) CPU_BACKEND_LAMBDA {
         constexpr int kTokens = decltype(tile)::tokens;
         const float* x = static_cast<const float*>(args.x) + token * args.x_stride;
         Y* y = static_cast<Y*>(args.y) + token * args.y_stride + first;
