@@ -8,22 +8,28 @@ the adapter, on the vLLM of each interpreter that ``--python`` names.  All engin
 once, each in one process with one thread, and what counts is CPU time, which neighbours disturb
 least; ``--wall`` takes every core and the clock instead.
 
-Reported: milliseconds of a prompt and of a decode step of one request and of 16, and how many times
-as long as in the engine without adapters that is, turn by turn.
+Reported: milliseconds of a prompt and of a decode step of one request and of 16; the share of the
+machine's limits that were probed between the turns, of fp32 multiply-adds for the prompt (without
+attention; products of bf16 may exceed it) and of read bandwidth for steps (weights, and the adapter
+once); how many times as long as in the engine without adapters that is, turn by turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from benchmarks.compare.models import MODELS
 from benchmarks.compare.process import Runner
+from benchmarks.recurrent import Weights, weights_of
 from benchmarks.turns import OURS, add_options, start_probe, start_vllm, summary, take_turns
 from cpu_backend.demo_model.store import default_dir
 from tests.features import adapters
@@ -78,8 +84,9 @@ def main() -> None:
         engines = [Engine(kind, start(kind)) for kind in (CANNOT, COULD, HAS)]
         engines += [Engine(kind, start(kind, python)) for kind, python in options.python]
         probe = start_probe(stack, folder / "probe.log", wall=options.wall)
-        values, _ = take_turns(engines, measure, probe, options.rounds)
-    report(engines, values)
+        values, limits = take_turns(engines, measure, probe, options.rounds)
+        added = sum(t.numel() for t in load_file(adapter / "adapter_model.safetensors").values())
+    report(engines, values, limits, weights_of(config), added)
 
 
 def model_of(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -108,15 +115,28 @@ def measure(engine: Engine) -> dict[str, float]:
     return {f"prompt of {PROMPT}": PROMPT / ask("prompt", PROMPT)} | steps
 
 
-def report(engines: list[Engine], values: dict[tuple[str, str], list[float]]) -> None:
-    """A line for each work and engine."""
-    for work in dict.fromkeys(work for _, work in values):
+def report(
+    engines: list[Engine],
+    values: dict[tuple[str, str], list[float]],
+    limits: dict[str, float],
+    weights: Weights,
+    added: int,
+) -> None:
+    """A line for each work and engine; added: numbers of the adapter."""
+    bandwidth, peak = limits["bytes_per_s"], limits["flop_per_s"]
+    print(f"{bandwidth / 1e9:.1f} GB/s read, {peak / 1e9:.0f} GFLOP/s in fp32")
+    # How often so many numbers are multiplied, or read in two bytes each, and the limit of that.
+    works = [(f"prompt of {PROMPT}", PROMPT, weights.multiplied(), peak)]
+    works += [(f"step of {n}", 1, weights.read(n), bandwidth) for n in REQUESTS]
+    for work, times, numbers, limit in works:
         for engine in engines:
             seconds = values[engine.name, work]
+            all_numbers = numbers + (0 if engine.name in (CANNOT, COULD) else added)
+            share = 2 * times * all_numbers / limit / statistics.median(seconds)
             pairs = zip(seconds, values[CANNOT, work], strict=True)
             ratios = "" if engine.name == CANNOT else summary([a / b for a, b in pairs], ".2f")
             took = summary([1e3 * value for value in seconds], ".1f")
-            print(f"{work:16} {engine.name:24} {took} ms  {ratios}", flush=True)
+            print(f"{work:16} {engine.name:24} {took} ms, {share:.0%}  {ratios}", flush=True)
 
 
 if __name__ == "__main__":
