@@ -42,6 +42,12 @@ START_METHOD = Variable(
 KVCACHE_SPACE = Variable(
     "VLLM_CPU_KVCACHE_SPACE", "", "KV cache in GiB (fractions too); unset: auto"
 )
+DISK_CACHE = Variable(
+    "CPU_BACKEND_DISK_CACHE", "", "a folder for pages of prompts, which outlive the server there"
+)
+DISK_CACHE_SPACE = Variable(
+    "CPU_BACKEND_DISK_CACHE_SPACE", "", "GiB of that folder at most; unset: half of what is free"
+)
 OMP_THREADS_BIND = Variable(
     "VLLM_CPU_OMP_THREADS_BIND", "auto", "auto, nobind, all, or CPU lists with | between ranks"
 )
@@ -86,6 +92,8 @@ ALL = (
     ACTIVATIONS,
     START_METHOD,
     KVCACHE_SPACE,
+    DISK_CACHE,
+    DISK_CACHE_SPACE,
     OMP_THREADS_BIND,
     NUM_OF_RESERVED_CPU,
     NUMA,
@@ -120,6 +128,26 @@ def activations() -> str:
             "bfloat16, or int8, which is faster on long inputs."
         )
     return kind
+
+
+def disk_cache() -> Path | None:
+    """The folder for pages of prompts; None where nobody wants one."""
+    return Path(text).expanduser().absolute() if (text := DISK_CACHE.get()) else None
+
+
+def disk_cache_bytes() -> int | None:
+    """How many bytes pages of prompts may take; None: half of what is free."""
+    if not (text := DISK_CACHE_SPACE.get()):
+        return None
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < float("inf"):
+        raise ConfigError(
+            f"{DISK_CACHE_SPACE.name}={text} is no size: give it in GiB, as 20 or 0.5."
+        )
+    return int(size * 2**30)
 
 
 def user_cache() -> Path:

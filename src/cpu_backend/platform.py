@@ -19,7 +19,13 @@ from vllm.platforms.cpu import CpuPlatform
 from cpu_backend import architectures, envs, ops, positions, providers, speculation
 from cpu_backend.attention import kv_dtypes, whole_prompts
 from cpu_backend.errors import ConfigError
-from cpu_backend.host import engine_arguments, slot_mapping, state_copies, state_pages
+from cpu_backend.host import (
+    disk_cache,
+    engine_arguments,
+    slot_mapping,
+    state_copies,
+    state_pages,
+)
 from cpu_backend.host import speculation as speculation_kernels
 from cpu_backend.runtime import memory
 from cpu_backend.runtime.layout import Layout, advise
@@ -159,6 +165,7 @@ class CpuBackendPlatform(CpuPlatform):
             whole_prompts.keep(vllm_config)
         elif vllm_config.model_config is not None and vllm_config.model_config.is_mm_prefix_lm:
             vllm_config.scheduler_config.disable_chunked_mm_input = True  # see whole_images.py
+        disk_cache.configure(vllm_config)
         _set_environment(vllm_config)
 
 
@@ -229,17 +236,16 @@ def _refuse_missing_features_of_media(config: Any) -> None:
 
 def _refuse_offloading(config: VllmConfig) -> None:
     """What a GPU's memory is too small for lies in the CPU's already."""
-    offload, transfer = config.offload_config, config.kv_transfer_config
+    offload = config.offload_config
     if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
         raise ConfigError(
             "weights lie in the CPU's memory already: leave --cpu-offload-gb and "
             "--offload-group-size out."
         )
-    connector = str(transfer.kv_connector) if transfer is not None else ""
-    if config.cache_config.kv_offloading_size is not None or "Offload" in connector:
+    if config.cache_config.kv_offloading_size is not None:
         raise ConfigError(
-            "the KV cache lies in the CPU's memory already: leave --kv-offloading-size and "
-            "connectors that offload it out, and give it more with VLLM_CPU_KVCACHE_SPACE."
+            "the KV cache lies in the CPU's memory already: leave --kv-offloading-size out, and "
+            f"give it more with {envs.KVCACHE_SPACE.name}, or a disk with {envs.DISK_CACHE.name}."
         )
 
 

@@ -4,6 +4,7 @@ The worker applies its rank's plan to the main thread before OpenMP starts and h
 ``ThreadPlan.cpus`` to the native library, which binds each OpenMP thread.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -73,3 +74,12 @@ def step_aside(
         apart = machine.limits.cpus  # any CPU is better than one that is always busy
     moved = bool(apart) and system.move_threads(apart, inherited_from)
     return apart if moved else frozenset()
+
+
+def leave_compute_threads(table: Reservations | None = None) -> None:
+    """Have the calling thread run beside compute threads, if there is another CPU, and not on that
+    of the one which started it."""
+    machine = Machine.read()
+    with contextlib.suppress(OSError):
+        apart = cpus_apart(machine, (table or Reservations()).computing())
+        system.bind_thread(apart or machine.limits.cpus)

@@ -158,7 +158,6 @@ class CPUModelRunner(HostCPUModelRunner):
             and config.parallel_config.data_parallel_size == 1  # experts compute others' tokens
             and _ranks_share_memory()  # gloo's collectives cannot be recorded
             and providers.replayable()
-            and config.kv_transfer_config is None
         )
 
     @contextlib.contextmanager
