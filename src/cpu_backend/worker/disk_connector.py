@@ -40,6 +40,7 @@ from vllm.v1.kv_offload.base import (
     get_offload_group_idx,
 )
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
+from vllm.v1.outputs import KVConnectorOutput
 
 from cpu_backend import envs
 from cpu_backend.disk_cache.folder import PageFolder, Room
@@ -78,6 +79,15 @@ class DiskConnector(OffloadingConnector):
         results = super().get_transfer_results(finished_req_ids)
         results.failed_recving |= {requests[job] for job in offloading.worker.take_failed()}
         return results
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """The host's; what could not be read is stored again when it has been computed."""
+        super().update_connector_output(connector_output)
+        assert self.connector_scheduler is not None
+        for request in connector_output.failed_recving:
+            if status := self.connector_scheduler._req_status.get(request):
+                for group in status.group_states:
+                    group.next_stored_chunk_idx = 0
 
 
 class DiskSpec(OffloadingSpec):
@@ -254,9 +264,9 @@ class DiskWorker(OffloadingWorker):
         size = 0
         for key, block in pairs:
             parts = self._parts(key, block)
-            if not self._pages.read(key, self._rank, parts):
-                self._pages.remove(key, self._rank)  # or it would be found, and fail, again
+            if self._pages.read(key, self._rank, parts):
+                size += sum(part.nbytes for part in parts)
+            else:  # each that fails goes, or it would be found, and fail, again
+                self._pages.remove(key, self._rank)
                 self._failed.add(job)
-                break
-            size += sum(part.nbytes for part in parts)
         return size
