@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -37,13 +37,20 @@ def start_runner(
 
 
 def start_vllm(
-    stack: ExitStack, python: Path, log: Path, *, wall: bool, packages: Path | None = None
+    stack: ExitStack,
+    python: Path,
+    log: Path,
+    *,
+    wall: bool,
+    packages: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Runner:
     """This project, or vLLM's own CPU build where ``python`` is another interpreter.
 
-    packages: a folder of more than its environment has.
+    packages: a folder of more than its environment has; environ: variables of its own.
     """
     environ = {
+        **(environ or {}),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_TARGET_DEVICE": "cpu",

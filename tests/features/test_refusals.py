@@ -106,21 +106,28 @@ def test_drafts_of_or_by_models_whose_states_cannot_be_taken_back(
         ("weights", {"cpu_offload_gb": 4.0}),
         ("weights", {"offload_group_size": 2}),
         ("KV cache", {"kv_offloading_size": 1.0}),
-        (
-            "KV cache",
-            {
-                "kv_transfer_config": {
-                    "kv_connector": "SimpleCPUOffloadConnector",
-                    "kv_role": "kv_both",
-                }
-            },
-        ),
     ],
     ids=lambda option: " ".join(option) if isinstance(option, dict) else option,
 )
 def test_offloading(model_path: str, kept: str, option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"{kept} lies? in the CPU's memory already: leave --"):
         _configure(model_path, **option)
+
+
+def test_connectors(model_path: str) -> None:
+    """All that the host has: none knows in which order keys and values lie here."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    for name in KVConnectorFactory._registry:
+        transfer = {"kv_connector": name, "kv_role": "kv_both"}
+        said = rf"{name} .* leave --kv-transfer-config out|HiSparse .* requires NVIDIA"
+        with pytest.raises(ConfigError, match=said):
+            _configure(model_path, kv_transfer_config=transfer)
+    with pytest.raises(ConfigError, match="server on the CPU yet: leave --ec-transfer-config out"):
+        _configure(
+            model_path,
+            ec_transfer_config={"ec_connector": "ECExampleConnector", "ec_role": "ec_both"},
+        )
 
 
 @pytest.mark.parametrize(

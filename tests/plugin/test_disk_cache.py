@@ -190,7 +190,6 @@ def config(model: Path, **changed: Any) -> Any:
         "model_config": SimpleNamespace(
             model=str(model),
             revision=None,
-            served_model_name="a/model:7",
             seed=0,
             hf_config=hf_config,
             architecture="Llama",
@@ -221,16 +220,20 @@ def config(model: Path, **changed: Any) -> Any:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "checkpoint"
+    path = tmp_path / "model:7"
     path.mkdir()
     (path / "model.safetensors").write_bytes(b"weights")
     return path
 
 
+def named(config: Any) -> tuple[str, str]:
+    return identity.folder_name(config, identity.settings(config))
+
+
 def test_the_same_model_has_the_same_folder(model: Path) -> None:
-    name, about = identity.folder_name(config(model))
+    name, about = named(config(model))
     assert name.startswith("model_7-")
-    assert (name, about) == identity.folder_name(config(model))
+    assert (name, about) == named(config(model))
     assert '"hidden_size": 64' in about
 
 
@@ -249,21 +252,21 @@ def test_the_same_model_has_the_same_folder(model: Path) -> None:
     ids=lambda changed: next(iter(changed)),
 )
 def test_what_pages_depend_on_is_part_of_it(model: Path, changed: dict[str, Any]) -> None:
-    assert identity.folder_name(config(model, **changed)) != identity.folder_name(config(model))
+    assert named(config(model, **changed)) != named(config(model))
 
 
 def test_so_are_weights_and_settings(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = identity.folder_name(config(model))
+    before = named(config(model))
     weights = model / "model.safetensors"
     state = weights.stat()
     weights.write_bytes(b"WEIGHTS")  # of the same length
     os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000))
-    other = identity.folder_name(config(model))
+    other = named(config(model))
     assert other != before
     monkeypatch.setenv(envs.ACTIVATIONS.name, "int8")
-    assert identity.folder_name(config(model)) != other
+    assert named(config(model)) != other
 
 
 def test_weights_that_are_nowhere_are_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"which weights .* name its folder"):
-        identity.folder_name(config(model / "missing"))
+        named(config(model / "missing"))

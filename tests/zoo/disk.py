@@ -23,13 +23,15 @@ from tests.zoo.run import Answer, Failed
 def examine(spec: Spec, options: dict[str, Any]) -> tuple[str, str]:
     """State and words.  Runs in a process of its own."""
     with tempfile.TemporaryDirectory() as name:
-        asked = rounding.subject(spec, Path(name, "model"))
+        model = Path(name, "model")
+        model.mkdir()
+        asked = rounding.subject(spec, model)
         sent = asked.rounds()
         options = {**text.ENGINES["recorded"], **asked.options, **options}
 
         def answers() -> list[list[Answer]]:
             found: list[list[Answer]] = run.forked(
-                run.generate, Path(name, "model"), options, sent, seconds=2 * run.SECONDS
+                run.generate, model, options, sent, seconds=2 * run.SECONDS
             )
             return found
 

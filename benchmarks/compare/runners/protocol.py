@@ -140,6 +140,14 @@ class Bench:
         first = self.seconds_of(prompts, 1)
         return self.rest(first, self.seconds_of(prompts, outputs), outputs)
 
+    def first_after_forgetting(self, inputs: int) -> float:
+        """Seconds until the first token of a prompt that the engine has computed before, and has
+        not in its memory any more."""
+        prompts = self.prompts(1, inputs)
+        self.seconds_of(prompts, 4)
+        self.engine.forget()
+        return self.seconds_of(prompts, 1)
+
     def prompt(self, inputs: int) -> float:
         """Prompt tokens per second until the first token is out."""
         return inputs / self.seconds(1, inputs, 1)

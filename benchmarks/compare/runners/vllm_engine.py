@@ -47,6 +47,11 @@ class VllmEngine:
         results = self.llm.embed([{"prompt_token_ids": text} for text in texts], use_tqdm=False)
         return [list(result.outputs.embedding) for result in results]
 
+    def forget(self) -> None:
+        """What memory has of prompts."""
+        if not self.llm.reset_prefix_cache():
+            raise ValueError("the prefix cache is in use")
+
     def noise(self, medium: str, *sizes: int) -> dict[str, Any]:
         """A picture of so many rows and columns, or a sound of so many seconds."""
         import numpy as np

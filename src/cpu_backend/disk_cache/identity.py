@@ -18,19 +18,16 @@ from cpu_backend import envs, native, ops
 from cpu_backend.errors import ConfigError
 
 PACKAGES = ("vllm-cpu-backend", "vllm", "torch", "transformers")
-SETTINGS = (envs.ACTIVATIONS, envs.LINEAR, envs.EXPERTS, envs.MOE_PREPACK)
+VARIABLES = (envs.ACTIVATIONS, envs.LINEAR, envs.EXPERTS, envs.MOE_PREPACK)
 
 
-def identity(config: Any) -> dict[str, Any]:
-    """Of an engine's configuration (the host's VllmConfig), once its model has been loaded.
-
-    ConfigError where it cannot be known, because the weights are in no folder.
-    """
+def settings(config: Any) -> dict[str, Any]:
+    """Of an engine's configuration (the host's VllmConfig), before there is any engine: processes
+    that load a model change what they know of it, and all have to agree."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     draft = config.speculative_config
     return {
-        "weights": _files(model, config.load_config),
-        "drafts": draft and [draft.method, draft.num_speculative_tokens, _draft(config)],
+        "drafts": draft and [draft.method, draft.num_speculative_tokens],
         "load": [str(config.load_config.load_format), model.seed],
         "model": json.loads(model.hf_config.to_json_string(use_diff=False)),
         "architecture": model.architecture,
@@ -43,23 +40,21 @@ def identity(config: Any) -> dict[str, Any]:
         "ranks": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size],
         "experts": parallel.enable_expert_parallel,
         "packages": {name: version(name) for name in PACKAGES},
-        "library": _digest(native.FOLDER / native.KERNELS),
+        "library": hashlib.sha256((native.FOLDER / native.KERNELS).read_bytes()).hexdigest(),
         "instructions": ops.load().target,
-        "settings": {variable.name: variable.get() for variable in SETTINGS},
+        "settings": {variable.name: variable.get() for variable in VARIABLES},
     }
 
 
-def folder_name(config: Any) -> tuple[str, str]:
-    """(name of the folder for pages of this engine, its identity as JSON)."""
-    text = json.dumps(identity(config), sort_keys=True, indent=1, default=str)
-    name = Path(str(config.model_config.served_model_name or config.model_config.model)).name
+def folder_name(config: Any, settings: dict[str, Any]) -> tuple[str, str]:
+    """(name of the folder for pages of this engine, all that is known of them as JSON), once the
+    model has been loaded.  ConfigError where its weights are in no folder."""
+    draft = config.speculative_config and config.speculative_config.draft_model_config
+    weights = [_files(model, config.load_config) for model in (config.model_config, draft) if model]
+    text = json.dumps({**settings, "weights": weights}, sort_keys=True, indent=1, default=str)
+    name = Path(config.model_config.model).name
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
     return f"{safe[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}", text
-
-
-def _draft(config: Any) -> Any:
-    model = config.speculative_config.draft_model_config
-    return model and _files(model, config.load_config)
 
 
 def _files(model: Any, load: Any) -> list[tuple[str, int, int]]:
@@ -90,7 +85,3 @@ def _files(model: Any, load: Any) -> list[tuple[str, int, int]]:
             name = f"{path.relative_to(folder)} {real.name}"
             found.append((name, state.st_size, state.st_mtime_ns))
     return found
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

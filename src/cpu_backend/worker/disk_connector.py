@@ -45,6 +45,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from cpu_backend import envs
 from cpu_backend.disk_cache.folder import PageFolder, Room
 from cpu_backend.disk_cache.identity import folder_name
+from cpu_backend.host.disk_cache import IDENTITY
 from cpu_backend.runtime.threads import leave_compute_threads
 
 logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
@@ -62,12 +63,13 @@ class DiskConnector(OffloadingConnector):
         root = envs.disk_cache()
         assert root is not None
         assert vllm_config.kv_transfer_config is not None
-        name, about = folder_name(vllm_config)
+        known = vllm_config.kv_transfer_config.kv_connector_extra_config
+        name, about = folder_name(vllm_config, known[IDENTITY])
         folder = root / name
         if role == KVConnectorRole.SCHEDULER:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / ABOUT).write_text(about)
-        vllm_config.kv_transfer_config.kv_connector_extra_config["folder"] = str(folder)
+        known["folder"] = str(folder)
         super().__init__(vllm_config, role, kv_cache_config)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -136,7 +138,9 @@ class DiskManager(OffloadingManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return LookupResult.HIT if self._pages.has(key) else LookupResult.MISS
+        if self._pages.has(key):
+            return LookupResult.HIT
+        return LookupResult.HIT_PENDING if key in self._being_stored else LookupResult.MISS
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         for key in keys:
