@@ -420,11 +420,15 @@ def test_folders_that_cannot_be_used_are_named(
     assert words in finding.sentence
 
 
-def test_folder_is_judged_by_where_it_would_be_made(tmp_path: Path) -> None:
+def test_folder_is_judged_by_where_it_would_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPU_BACKEND_DISK_CACHE", "/dev/null/pages")
     facts = storage.read({"HF_HOME": f"{tmp_path}/a/b", "VLLM_CACHE_ROOT": "/dev/null/none"})
-    hub, host, _ = facts.folders
+    hub, host, _, prompts = facts.folders
     assert (hub.path, hub.writable) == (f"{tmp_path}/a/b/hub", True)
     assert not host.writable
+    assert not prompts.writable
 
 
 def test_port_in_use_is_named() -> None:

@@ -60,10 +60,12 @@ def _caches(environ: Mapping[str, str]) -> tuple[Folder, ...]:
     hub = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     home = Path(environ.get("HF_HOME") or own.parent / "huggingface")
     host = Path(environ.get("VLLM_CACHE_ROOT") or own.parent / "vllm")
+    prompts = envs.disk_cache()
     return (
         _look("downloaded models", Path(hub) if hub else home / "hub", "HF_HOME"),
         _look("cache of vllm", host, "VLLM_CACHE_ROOT"),
         _look("cache of cpu_backend", own, "XDG_CACHE_HOME"),
+        *([_look("prompts", prompts, envs.DISK_CACHE.name)] if prompts else []),
     )
 
 
