@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
 from tests.e2e import engine
+from tests.zoo import build, image_specs
 
 BLOCK = 128
 TEXT = (Path(__file__).parent / "alice.txt").read_text()
@@ -179,6 +180,22 @@ def test_where_it_has_no_effect_a_line_says_so(
     config = _configure(model_path, enable_prefix_caching=False)
     assert config.kv_transfer_config is None
     assert "has no effect: prefix caching is off." in caplog.text
+
+
+def test_clients_may_send_no_embeddings_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the host allows where another server sends pages."""
+    monkeypatch.setenv(envs.DISK_CACHE.name, str(tmp_path / "pages"))
+    spec = next(s for s in image_specs.SPECS if s.name == "Idefics3ForConditionalGeneration")
+    (tmp_path / "model").mkdir()
+    spec.processor(tmp_path / "model")
+    build.write_config(spec, tmp_path / "model")
+    config = _configure(str(tmp_path / "model"))
+    assert config.kv_transfer_config.kv_connector == "DiskConnector"
+    media = config.model_config.multimodal_config
+    assert not media.enable_mm_embeds
+    assert not media.allow_missing_mm_embeddings
 
 
 def _configure(model: str, **options: Any) -> Any:
