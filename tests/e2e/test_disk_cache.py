@@ -69,14 +69,19 @@ def test_another_engine_finds_prompts_and_damage_is_computed_anew(
         assert answer["cached"] >= 700 // BLOCK * BLOCK
         assert same(answer, expected)
     generator = random.Random(1)
-    for number, path in enumerate(generator.sample(sorted(kept), 3)):
-        content = bytearray(path.read_bytes())
-        content[generator.randrange(len(content))] ^= 16
-        path.write_bytes(content if number else content[: len(content) // 2])
+    cut, changed, stuck = generator.sample(sorted(kept), 3)
+    os.truncate(cut, cut.stat().st_size // 2)
+    content = bytearray(changed.read_bytes())
+    content[generator.randrange(len(content))] ^= 16
+    changed.write_bytes(content)
+    stuck.unlink()
+    stuck.mkdir()  # which cannot be removed as a file
     [[mended], [after]] = ask(model_path, folder, [[prompt], [prompt]])
     assert mended["cached"] < 896
     assert same(mended, plain)
     assert same(after, plain)
+    stuck.rmdir()
+    ask(model_path, folder, [[prompt]])
     [[last]] = ask(model_path, folder, [[prompt]])
     assert last["cached"] == 896
     assert same(last, plain)

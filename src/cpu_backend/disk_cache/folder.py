@@ -55,7 +55,8 @@ class PageFolder:
                 os.utime(self.path(key, rank))
 
     def remove(self, key: bytes, rank: int) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        """If that can be."""
+        with contextlib.suppress(OSError):
             os.unlink(self.path(key, rank))
 
     def write(self, key: bytes, rank: int, parts: Sequence[memoryview]) -> int:

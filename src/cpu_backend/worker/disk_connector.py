@@ -79,15 +79,18 @@ class DiskConnector(OffloadingConnector):
         assert isinstance(offloading.worker, DiskWorker)
         requests = dict(offloading._load_jobs)
         results = super().get_transfer_results(finished_req_ids)
-        results.failed_recving |= {requests[job] for job in offloading.worker.take_failed()}
+        finished = requests.keys() - offloading._load_jobs.keys()
+        results.failed_recving |= {requests[job] for job in offloading.worker.failed(finished)}
         return results
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """The host's; what could not be read is stored again when it has been computed."""
+        """The host's; a request whose pages could not be read is computed, all of it, and what is
+        not there any more is stored again."""
         super().update_connector_output(connector_output)
         assert self.connector_scheduler is not None
         for request in connector_output.failed_recving:
             if status := self.connector_scheduler._req_status.get(request):
+                status.req.skip_reading_prefix_cache = True
                 for group in status.group_states:
                     group.next_stored_chunk_idx = 0
 
@@ -213,9 +216,10 @@ class DiskWorker(OffloadingWorker):
     def wait(self, job_ids: set[int]) -> None:
         wait_for([self._jobs[job] for job in job_ids if job in self._jobs])
 
-    def take_failed(self) -> set[int]:
-        """The finished reads of which some page was not there, or damaged."""
-        failed, self._failed = self._failed, set()
+    def failed(self, jobs: Collection[int]) -> set[int]:
+        """Those of ``jobs``, finished reads, of which some page was not there, or damaged."""
+        failed = self._failed.intersection(jobs)
+        self._failed -= failed
         return failed
 
     def shutdown(self) -> None:
@@ -237,7 +241,7 @@ class DiskWorker(OffloadingWorker):
         def timed() -> TransferResult:
             start = time.perf_counter()
             size = work(job, pairs)
-            # The host knows no failure here: one of a read is told by take_failed.
+            # The host knows no failure here: one of a read is told by ``failed``.
             return TransferResult(job, True, size, time.perf_counter() - start)
 
         self._jobs[job] = pool.submit(timed)
@@ -270,7 +274,7 @@ class DiskWorker(OffloadingWorker):
             parts = self._parts(key, block)
             if self._pages.read(key, self._rank, parts):
                 size += sum(part.nbytes for part in parts)
-            else:  # each that fails goes, or it would be found, and fail, again
+            else:  # each that fails goes, or others would find it
                 self._pages.remove(key, self._rank)
                 self._failed.add(job)
         return size
