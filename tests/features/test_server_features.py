@@ -244,13 +244,16 @@ def test_a_sleeping_server_gives_memory_back_and_answers_again(
 
     long = "word " * 500
     before = complete(client, server.model, long)
-    used = cache_kib()
-    post(server, "/sleep?level=1")
-    with urllib.request.urlopen(f"{server.url}/is_sleeping", timeout=10) as reply:
-        assert json.load(reply)["is_sleeping"]
-    assert used - cache_kib() > 16 << 10  # 500 tokens of 46 KiB are 22 MiB
-    post(server, "/wake_up")
-    assert complete(client, server.model, long) == before
+    for commands in (["/sleep?level=1"], ["/pause", "/release_kv_cache_memory"]):
+        used = cache_kib()
+        for command in commands:
+            post(server, command)
+        with urllib.request.urlopen(f"{server.url}/is_sleeping", timeout=10) as reply:
+            assert json.load(reply)["is_sleeping"]
+        assert used - cache_kib() > 16 << 10  # 500 tokens of 46 KiB are 22 MiB
+        post(server, "/wake_up")
+        post(server, "/resume")
+        assert complete(client, server.model, long) == before
 
 
 def test_profile_of_a_request(server: Server, client: openai.OpenAI, profile_folder: Path) -> None:

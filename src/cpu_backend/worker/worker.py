@@ -226,6 +226,11 @@ class CPUWorker(Worker):
         Weights stay at every level: they are where the host would move them to.
         """
         del level
+        self.discard(("kv_cache",))
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """The same for a server that is paused; the host has no other tag."""
+        del tags
         caches = {
             cache.untyped_storage().data_ptr(): cache for cache in self.model_runner.kv_caches
         }
