@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -51,7 +51,7 @@ from cpu_backend.runtime.threads import leave_compute_threads
 logger = logging.getLogger("vllm.cpu_backend")  # under the host's logger, so it is seen
 
 ABOUT = "about.json"  # what pages in a folder depend on, for people
-READERS = 2
+READERS = 2  # half of the time goes into memory that is touched for the first time
 
 
 class DiskConnector(OffloadingConnector):
@@ -123,6 +123,18 @@ class Keys(LoadStoreSpec):
     keys: Sequence[OffloadKey]
 
 
+Pages = Sequence[tuple[OffloadKey, int]]  # and the blocks of the cache that they are in
+
+
+class Part(NamedTuple):
+    """What one thread did of a job, and when."""
+
+    begin: float
+    end: float
+    size: int
+    is_whole: bool
+
+
 class DiskManager(OffloadingManager):
     """What the scheduler asks; whether a page is stored says the disk alone, which others may
     write to as well.  page: bytes of one, about."""
@@ -191,14 +203,14 @@ class DiskWorker(OffloadingWorker):
         # One thread writes: it may fall behind, and steps have the cores before it.
         self._writer = ThreadPoolExecutor(1, "kv-writer", initializer=leave_compute_threads)
         self._readers = ThreadPoolExecutor(READERS, "kv-reader", initializer=leave_compute_threads)
-        self._jobs: dict[int, Future[TransferResult]] = {}
+        self._jobs: dict[int, list[Future[Part]]] = {}
         self._failed: set[int] = set()
         self._told = False
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
-        return self._submit(self._writer, self._write, job_id, src_spec, dst_spec)
+        return self._submit(self._writer, 1, self._write, job_id, src_spec, dst_spec)
 
     def submit_load(
         self,
@@ -207,14 +219,22 @@ class DiskWorker(OffloadingWorker):
         dst_spec: GPULoadStoreSpec,
         expedited: bool = False,
     ) -> bool:
-        return self._submit(self._readers, self._read, job_id, dst_spec, src_spec)
+        return self._submit(self._readers, READERS, self._read, job_id, dst_spec, src_spec)
 
     def get_finished(self) -> list[TransferResult]:
-        done = [job for job, future in self._jobs.items() if future.done()]
-        return [self._jobs.pop(job).result() for job in done]
+        """The host knows no failure here: one of a read is told by ``failed``."""
+        done = [job for job, parts in self._jobs.items() if all(part.done() for part in parts)]
+        return [self._finish(job) for job in done]
+
+    def _finish(self, job: int) -> TransferResult:
+        parts = [part.result() for part in self._jobs.pop(job)]
+        if not all(part.is_whole for part in parts):
+            self._failed.add(job)
+        seconds = max(part.end for part in parts) - min(part.begin for part in parts)
+        return TransferResult(job, True, sum(part.size for part in parts), seconds)
 
     def wait(self, job_ids: set[int]) -> None:
-        wait_for([self._jobs[job] for job in job_ids if job in self._jobs])
+        wait_for([part for job in job_ids for part in self._jobs.get(job, [])])
 
     def failed(self, jobs: Collection[int]) -> set[int]:
         """Those of ``jobs``, finished reads, of which some page was not there, or damaged."""
@@ -230,21 +250,23 @@ class DiskWorker(OffloadingWorker):
     def _submit(
         self,
         pool: ThreadPoolExecutor,
-        work: Any,
+        threads: int,
+        work: Callable[[Pages], int | None],
         job: int,
         blocks: GPULoadStoreSpec,
         named: LoadStoreSpec,
     ) -> bool:
+        """Have every thread do its share of the pages by ``work``, which returns the number of
+        bytes; None where some could not be read."""
         assert isinstance(named, Keys)
-        pairs = list(zip(named.keys, blocks.block_ids.tolist(), strict=True))
+        pages = list(zip(named.keys, blocks.block_ids.tolist(), strict=True))
 
-        def timed() -> TransferResult:
-            start = time.perf_counter()
-            size = work(job, pairs)
-            # The host knows no failure here: one of a read is told by ``failed``.
-            return TransferResult(job, True, size, time.perf_counter() - start)
+        def timed(share: Pages) -> Part:
+            begin = time.perf_counter()
+            size = work(share)
+            return Part(begin, time.perf_counter(), size or 0, size is not None)
 
-        self._jobs[job] = pool.submit(timed)
+        self._jobs[job] = [pool.submit(timed, pages[i::threads]) for i in range(threads)]
         return True
 
     def _parts(self, key: OffloadKey, block: int) -> list[memoryview]:
@@ -252,9 +274,9 @@ class DiskWorker(OffloadingWorker):
         layers = self._layers[get_offload_group_idx(key)]
         return [memoryview(rows[block, :size]).cast("B") for rows, size in layers]
 
-    def _write(self, job: int, pairs: list[tuple[OffloadKey, int]]) -> int:
+    def _write(self, pages: Pages) -> int:
         written = 0
-        for key, block in pairs:
+        for key, block in pages:
             try:
                 written += self._pages.write(key, self._rank, self._parts(key, block))
             except OSError as error:
@@ -268,13 +290,14 @@ class DiskWorker(OffloadingWorker):
                     )
         return written
 
-    def _read(self, job: int, pairs: list[tuple[OffloadKey, int]]) -> int:
-        size = 0
-        for key, block in pairs:
+    def _read(self, pages: Pages) -> int | None:
+        """All of them, whether or not some fail: each that does goes, or others would find it."""
+        size, is_whole = 0, True
+        for key, block in pages:
             parts = self._parts(key, block)
             if self._pages.read(key, self._rank, parts):
                 size += sum(part.nbytes for part in parts)
-            else:  # each that fails goes, or others would find it
+            else:
                 self._pages.remove(key, self._rank)
-                self._failed.add(job)
-        return size
+                is_whole = False
+        return size if is_whole else None
