@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from cpu_backend import envs
 from cpu_backend.errors import ConfigError
-from tests.e2e import engine
+from tests.e2e import drafts, engine
 from tests.zoo import build, image_specs
 
 BLOCK = 128
@@ -110,23 +110,32 @@ def test_more_requests_than_memory_holds(model_path: str, text: list[int], folde
     assert max(answer["cached"] for answer in found) == 384
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "stages": {"pipeline_parallel_size": 2},
+    "int8 cache": {"kv_cache_dtype": "int8_per_token_head"},
+    "ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "draft_model": {},
+    "eagle3": {},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"pipeline_parallel_size": 2},
-        {"kv_cache_dtype": "int8_per_token_head"},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-    ],
-    ids=lambda option: next(iter(option)),
-)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_beside_other_options(
-    model_path: str, text: list[int], folder: Path, option: dict[str, Any]
+    model_path: str, text: list[int], folder: Path, tmp_path: Path, name: str
 ) -> None:
+    options = OPTIONS[name]
+    if not options:  # drafts by a model, which has pages too
+        if name == "eagle3":
+            model = drafts.write_head(Path(model_path), tmp_path / "head", name)
+        else:
+            model = drafts.write_first_layers(Path(model_path), tmp_path / "layers", 2)
+        options = {"method": name, "model": str(model), "num_speculative_tokens": 2}
+        options = {"speculative_config": options}
     prompt = [40, *text[:900]]
-    [[plain]] = ask(model_path, None, [[prompt]], **option)
-    [[stored]] = ask(model_path, folder, [[prompt]], **option)
-    [[found]] = ask(model_path, folder, [[prompt]], **option)
+    [[plain]] = ask(model_path, None, [[prompt]], **options)
+    [[stored]] = ask(model_path, folder, [[prompt]], **options)
+    [[found]] = ask(model_path, folder, [[prompt]], **options)
     assert (stored["cached"], found["cached"]) == (0, 896)
     assert same(stored, plain)
     assert same(found, plain)
