@@ -25,7 +25,7 @@ from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
 from tests.zoo.mistral import MINISTRAL
-from tests.zoo.tokens import SPECIAL, write_tokenizer
+from tests.zoo.tokens import ANSWERS, SPECIAL, write_tokenizer
 from tools import llama_cpp
 
 SECONDS = 900
@@ -134,8 +134,8 @@ def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[s
     """A GGUF file beside the checkpoint, and the options that engines need for it.  said: the kind
     of tokenizer that the converter insists on."""
     # A vocabulary of the model's size: some converters drop the rows of more.
-    missing = BASE["vocab_size"] - 256 - len(SPECIAL)
-    write_tokenizer(checkpoint, [f"<{number}>" for number in range(missing)])
+    missing = BASE["vocab_size"] - 256 - len(SPECIAL) - len(ANSWERS)
+    write_tokenizer(checkpoint, [*ANSWERS, *(f"<{number}>" for number in range(missing))])
     file = checkpoint / f"{kind}.gguf"
     tokenizer = checkpoint / "tokenizer.json"
     own = tokenizer.read_text()

@@ -1,6 +1,6 @@
-"""``python -m tests.zoo.gguf_pooling [NAMES]``: embeddings out of GGUF files that llama.cpp's own
-converter wrote, in F32 and Q8_0, judged as those of their checkpoints are (``pooling.py``).  One
-JSON line per model.
+"""``python -m tests.zoo.gguf_pooling [NAMES]``: embeddings and scores out of GGUF files that
+llama.cpp's own converter wrote, in F32 and Q8_0, judged as those of their checkpoints are
+(``pooling.py``).  One JSON line per model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 7,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
     },
+    "ModernBertForSequenceClassification": {"global_attn_every_n_layers": 3},
     "ModernBertModel": {"global_attn_every_n_layers": 3},
 }
 # What published configs say, and transformers no longer writes.
 WRITTEN: dict[str, dict[str, Any]] = {
+    "ModernBertForSequenceClassification": {"layer_norm_eps": 1e-5},
     "ModernBertModel": {"layer_norm_eps": 1e-5},
     "NomicBertModel": {
         "causal": False,
@@ -39,20 +41,35 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "rotary_emb_fraction": 1.0,
     },
 }
+RERANKER = "Qwen3ForCausalLM"
+# Models that are others in their checkpoints.
+OTHERS = (
+    PoolingSpec(
+        RERANKER,
+        "Qwen3-Reranker",
+        "qwen3",
+        {"tie_word_embeddings": True},
+        auto="Qwen3RerankerForSequenceClassification",
+    ),
+)
 TOKENIZERS = {"NomicBertModel": "WordPiece"}
 NAMES = (
     "BertModel",
     "Gemma3TextModel",
+    "ModernBertForSequenceClassification",
     "ModernBertModel",
     "NomicBertModel",
+    RERANKER,
     "Qwen3Model",
+    "RobertaForSequenceClassification",
+    "XLMRobertaForSequenceClassification",
     "XLMRobertaModel",
 )
 WORDS = {"MEAN": "mean_tokens", "CLS": "cls_token", "LAST": "lasttoken"}
 
 
 def write_pooling(folder: Path, kind: str) -> None:
-    """What the converter reads of it."""
+    """What the converter reads of how embeddings are made."""
     place = folder / "1_Pooling"
     place.mkdir(exist_ok=True)
     (place / "config.json").write_text(json.dumps({f"pooling_mode_{WORDS[kind]}": True}))
@@ -71,7 +88,10 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
     written = WRITTEN.get(spec.name, {})
     spec = replace(spec, config=own, published_config=lambda config: {**config, **written})
     model = build(spec, folder)
-    write_pooling(folder, spec.pool)
+    if spec.auto == "AutoModel":
+        write_pooling(folder, spec.pool)
+    elif spec.name == RERANKER:  # which the converter knows by it
+        (folder / "README.md").write_text("# Qwen3-Reranker\n")
     asked = replace(spec, pool=None, published_config=dict)  # the file says it
     try:
         said = TOKENIZERS.get(spec.name, "")
@@ -86,6 +106,7 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
         return judge.failure(failed, spec.host, spec.note)
     size = gguf_files.Q8_0
     faults = [
+        *gguf_files.damaged(folder / "F32.gguf"),
         *pooling.differences(spec, found),
         *pooling.wrong_numbers(model, spec, None, found["float32"]),
         *pooling.bf16_faults(model, spec, None, found["bfloat16"]),
@@ -96,7 +117,7 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
 
 def main() -> int:
     """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in pooling.SPECS}
+    specs = {spec.name: spec for spec in (*pooling.SPECS, *OTHERS)}
     return gguf_files.report((specs[name] for name in sys.argv[1:] or NAMES), examine)
 
 

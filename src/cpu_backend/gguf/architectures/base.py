@@ -22,17 +22,20 @@ from cpu_backend.gguf.reader import GgufFile
 
 SOFTMAX, SIGMOID = 1, 2  # how scores of experts are made of a router's logits
 ROPE_FACTORS = "rope_freqs.weight"
+SCORES = "cls.output.weight"  # of a model that scores texts, its last layer
 HARMLESS = frozenset(
     (
         *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"),
         "rope.dimension_sections",  # of positions of pictures: in a text all are the same
         "n_deepstack_layers",  # to which pictures are given
+        "classifier.output_labels",  # the names of scores, if there are any
         # Each architecture has one kind of norms.
         *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
     )
 )
 
-# Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
+RANKING = 4  # the kind of pooling of models that score texts
+# Other kinds of pooling, by their numbers in a file: the words of sentence-transformers.
 POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 
 
@@ -161,9 +164,32 @@ class Architecture(Metadata):
     def pooling(self) -> str:
         """Which states make an embedding, if the file says so."""
         kind = self.size("pooling_type", 0, least=0)
-        if kind and kind not in POOLING:
-            raise self.refuse("ranks texts" if kind == 4 else f"pools in the way {kind}")
-        return POOLING.get(kind, "")
+        if kind == RANKING and not self.ranks:
+            raise self.file.error(f"ranks texts, and has no tensor '{SCORES}' for that")
+        if kind not in (0, RANKING, *POOLING):
+            raise self.refuse(f"pools in the way {kind}")
+        return "" if self.ranks else POOLING.get(kind, "")
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it scores texts: rerankers and classifiers, of which files need not say more."""
+        return SCORES in self.file.tensors
+
+    @property
+    def num_labels(self) -> int:
+        """The scores of a text; a single one may be stored as a vector."""
+        shape = self.file.tensors[SCORES].shape if self.ranks else (0, 0)
+        return shape[0] if len(shape) > 1 else 1
+
+    def labels(self) -> dict[str, Any]:
+        """What config.json says of the scores of a text."""
+        names = self.file.get(self.field("classifier.output_labels"), list, [])
+        if len(names) != self.num_labels:
+            names = [f"LABEL_{number}" for number in range(self.num_labels)]
+        return {
+            "id2label": {str(number): name for number, name in enumerate(names)},
+            "label2id": {name: number for number, name in enumerate(names)},
+        }
 
     def intermediate_size(self) -> int:
         """Of the dense layers."""
@@ -293,6 +319,7 @@ class Architecture(Metadata):
             "expert_ffn": config.get("moe_intermediate_size", 0),
             "experts": self.size("expert_count", 0, least=0),
             "shared_ffn": self.size("expert_shared_feed_forward_length", 0, least=0),
+            "labels": self.num_labels,
         }
 
     def outer(self) -> dict[str, Tensor]:
