@@ -10,11 +10,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import architectures
@@ -25,6 +27,7 @@ from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
 from tests.zoo.mistral import MINISTRAL
+from tests.zoo.renamed_mixture_specs import LLAMA3, mimo, step
 from tests.zoo.tokens import ANSWERS, SPECIAL, write_tokenizer
 from tools import llama_cpp
 
@@ -42,9 +45,11 @@ PHI_MOE = {
     "long_mscale": phi.MSCALE,
     "short_mscale": phi.MSCALE,
 }
+STEP_ROPE = {**LLAMA3, "original_max_position_embeddings": 131072}
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
+    "BailingMoeForCausalLM": {"first_k_dense_replace": 0},
     "Cohere2ForCausalLM": {"rotary_pct": 1.0},
     # Factors are multiplied into weights.
     "FalconH1ForCausalLM": {
@@ -71,6 +76,10 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": [3] * 3,
         "num_shared_expert": [1] * 3,
     },
+    "LagunaForCausalLM": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "num_attention_heads_per_layer": [6, 8, 8, 8],
+    },
     "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
     "MambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "MellumForCausalLM": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
@@ -94,6 +103,20 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Plamo3ForCausalLM": {"sliding_window_pattern": 3},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+    "Step3p5ForCausalLM": {
+        "rope_parameters": {
+            "full_attention": {
+                **STEP_ROPE,
+                "rope_theta": 500000.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    },
     "Starcoder2ForCausalLM": {"sliding_window": 4096},
 }
 HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -107,13 +130,67 @@ WRITTEN: dict[str, Change] = {
     "GPTNeoXForCausalLM": lambda config: (
         config | {"rotary_pct": 0.25, "model_type": "as published"}
     ),
+    # As their own configs are, whose words these rows have.
+    "MiMoV2FlashForCausalLM": lambda config: (
+        mimo(config) | {"model_type": "as published", "topk_method": "noaux_tc"}
+    ),
+    "Step3p5ForCausalLM": lambda config: (
+        step(config)
+        | {"model_type": "as published", "norm_expert_weight": True, "rope_scaling": STEP_ROPE}
+    ),
     "GlmForCausalLM": lambda config: config | {"seq_length": 1024},
     "GraniteMoeHybridForCausalLM": lambda config: (
         config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
     ),
 }
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a checkpoint calls a layer that only drafts tokens, {} for the number of layers before
+    it; what joins its two inputs, and norms, {} for the layer; the field that counts such."""
+
+    layer: str
+    joins: str
+    norms: tuple[str, ...]
+    field: str
+
+
+# Rows with such a layer, which is left out.
+DRAFTING = {
+    "Glm4MoeForCausalLM": Drafting(
+        "model.layers.{}",
+        "{}eh_proj.weight",
+        ("{}enorm.weight", "{}hnorm.weight", "{}shared_head.norm.weight"),
+        "num_nextn_predict_layers",
+    ),
+    "Qwen3_5ForCausalLM": Drafting(
+        "mtp.layers.0",
+        "mtp.fc.weight",
+        ("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"),
+        "mtp_num_hidden_layers",
+    ),
+}
+# Models whose classes only transformers has: loaded as another.
+OTHER_MODELS = (
+    Spec(
+        "Dots1ForCausalLM",
+        "dots.llm1",
+        "dots1",
+        {
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+        },
+    ),
+)
 # Rows of models that are loaded as another class.
 LOADED_AS_OTHERS = {
+    "BailingMoeForCausalLM",
     "ChatGLMModel",
     "ExaoneForCausalLM",
     "FalconMambaForCausalLM",
@@ -127,12 +204,15 @@ def names() -> list[str]:
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
     classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
     classes |= LOADED_AS_OTHERS
-    return sorted(classes & {spec.name for spec in text.SPECS})
+    rows = classes & {spec.name for spec in text.SPECS}
+    return sorted(rows | {spec.name for spec in OTHER_MODELS})
 
 
-def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[str, Any]]:
+def converted(
+    checkpoint: Path, kind: str, said: str = "", part: str = "text"
+) -> tuple[Path, dict[str, Any]]:
     """A GGUF file beside the checkpoint, and the options that engines need for it.  said: the kind
-    of tokenizer that the converter insists on."""
+    of tokenizer that the converter insists on; part: of ``llama_cpp.convert``."""
     # A vocabulary of the model's size: some converters drop the rows of more.
     missing = BASE["vocab_size"] - 256 - len(SPECIAL) - len(ANSWERS)
     write_tokenizer(checkpoint, [*ANSWERS, *(f"<{number}>" for number in range(missing))])
@@ -141,10 +221,28 @@ def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[s
     own = tokenizer.read_text()
     if said:
         tokenizer.write_text(own.replace('"type": "BPE"', f'"type": "{said}"'))
-    llama_cpp.convert(checkpoint, file, kind)
+    llama_cpp.convert(checkpoint, file, kind, part)
     tokenizer.write_text(own)
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     return file, {"tokenizer": str(checkpoint)}
+
+
+def add_drafting(checkpoint: Path, drafting: Drafting) -> None:
+    """A layer that only drafts tokens behind the model's own, of the numbers of one of them."""
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    weights = load_file(checkpoint / "model.safetensors")
+    layer = f"{drafting.layer.format(config['num_hidden_layers'])}."
+    attends = max(name for name in weights if name.endswith("self_attn.q_proj.weight"))
+    copied = attends.removesuffix("self_attn.q_proj.weight")
+    for name in [name for name in weights if name.startswith(copied)]:
+        weights[layer + name.removeprefix(copied)] = weights[name].clone()
+    width = config["hidden_size"]
+    for name in drafting.norms:
+        weights[name.format(layer)] = torch.rand(width)
+    weights[drafting.joins.format(layer)] = torch.rand(width, 2 * width)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    path.write_text(json.dumps(config | {drafting.field: 1}))
 
 
 def granted(spec: Spec) -> Spec:
@@ -156,13 +254,21 @@ def granted(spec: Spec) -> Spec:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     spec = granted(spec)
-    outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
+    drafting = DRAFTING.get(spec.name)
+    part = "drafting" if drafting else "text"
+
+    def made() -> tuple[Path, dict[str, Any]]:
+        if drafting:
+            add_drafting(folder, drafting)
+        return converted(folder, "F32", part=part)
+
+    outcome = text.examine(spec, folder, made)
     if outcome.state != judge.RIGHT:
         return outcome
     if faults := damaged(folder / "F32.gguf"):
         return Outcome(judge.WRONG, "; ".join(faults))
     judged = rounding.Judge(spec, folder)
-    file, options = converted(folder, "Q8_0")
+    file, options = converted(folder, "Q8_0", part=part)
     _, fault = judged.examine(file, {**text.CHUNKED, "dtype": "bfloat16", **options}, Q8_0)
     return Outcome(judge.WRONG, f"Q8_0: {fault}") if fault else outcome
 
@@ -213,7 +319,7 @@ def report(specs: Iterable[Any], examine: Callable[[Any, Path], Outcome]) -> int
 
 def main() -> int:
     """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in text.SPECS}
+    specs = {spec.name: spec for spec in (*text.SPECS, *OTHER_MODELS)}
     return report((specs[name] for name in sys.argv[1:] or names()), examine)
 
 

@@ -11,11 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from cpu_backend.gguf import folder as folder_files
+from cpu_backend.gguf.reader import GgufFile
 from tests.zoo import gguf_files, judge, pooling, run
 from tests.zoo.build import build
+from tests.zoo.elsewhere import run_engine
 from tests.zoo.judge import Outcome
 from tests.zoo.pooling_specs import PoolingSpec
+from tests.zoo.text import COMMON
 
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
@@ -29,6 +34,7 @@ GRANTED: dict[str, dict[str, Any]] = {
 }
 # What published configs say, and transformers no longer writes.
 WRITTEN: dict[str, dict[str, Any]] = {
+    "EuroBertModel": {"classifier_pooling": "mean"},  # the converter does not know the default
     "ModernBertForSequenceClassification": {"layer_norm_eps": 1e-5},
     "ModernBertModel": {"layer_norm_eps": 1e-5},
     "NomicBertModel": {
@@ -44,6 +50,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 RERANKER = "Qwen3ForCausalLM"
 # Models that are others in their checkpoints.
 OTHERS = (
+    PoolingSpec("EuroBertModel", "EuroBERT, Jina Embeddings 5 Nano", "eurobert", pool="MEAN"),
     PoolingSpec(
         RERANKER,
         "Qwen3-Reranker",
@@ -52,10 +59,13 @@ OTHERS = (
         auto="Qwen3RerankerForSequenceClassification",
     ),
 )
+QUERY, DOCUMENTS = "Which town?", ("Paris is one.", "{query} {{ 1 }}\n", "Trees grow.")
 TOKENIZERS = {"NomicBertModel": "WordPiece"}
 NAMES = (
     "BertModel",
+    "EuroBertModel",
     "Gemma3TextModel",
+    "LlamaBidirectionalModel",
     "ModernBertForSequenceClassification",
     "ModernBertModel",
     "NomicBertModel",
@@ -80,6 +90,29 @@ def write_pooling(folder: Path, kind: str) -> None:
         "type": f"{folder_files.SENTENCE_MODULES}.Pooling",
     }
     (folder / "modules.json").write_text(json.dumps([module]))
+
+
+def scores(file: Path, tokenizer: str) -> list[float]:
+    """Of DOCUMENTS, in the words that the file puts around them."""
+    from vllm import LLM
+
+    options = {**COMMON, "max_model_len": 1024, "dtype": "float32"}
+    llm = LLM(str(file), tokenizer=tokenizer, runner="pooling", **options)
+    return [output.outputs.score for output in llm.score(QUERY, DOCUMENTS)]
+
+
+def wrong_scores(model: Any, spec: PoolingSpec, folder: Path) -> list[str]:
+    """Of pairs of texts."""
+    file = folder / "F32.gguf"
+    template = GgufFile(file).metadata["tokenizer.chat_template.rerank"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    faults = []
+    for document, mine in zip(DOCUMENTS, run_engine(scores, file, str(folder)), strict=True):
+        said = template.replace("{query}", QUERY).replace("{document}", document)
+        right = float(pooling.expected(model, spec, tuple(tokenizer(said).input_ids), None))
+        if abs(mine - right) > pooling.DIFFERENCE:
+            faults.append(f"'{document}': a score of {mine:.5f} in place of {right:.5f}")
+    return faults
 
 
 def examine(spec: PoolingSpec, folder: Path) -> Outcome:
@@ -112,6 +145,8 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
         *pooling.bf16_faults(model, spec, None, found["bfloat16"]),
         *pooling.rounding_faults(model, spec, None, found["Q8_0"], size, "Q8_0"),
     ]
+    if spec.name == RERANKER:
+        faults += wrong_scores(model, spec, folder)
     return Outcome(judge.WRONG if faults else judge.RIGHT, "; ".join(faults) or spec.note)
 
 

@@ -164,14 +164,12 @@ class GgufTokenizer:
         # "$" and ":" have a meaning in templates, so the tokens go by other names.
         before = ["bos"] if "bos" in ids else []
         after = [part for part in ids if part != "bos"]
-        between = after
+        between, second = after, ["$B", *after] if after else [*before, "$B"]
         if self.model == "bert":  # which tells the second text apart, and what is behind it
-            second = [f"{part}:1" for part in ("$B", *after)]
-        elif after and before and self._flag("add_sep_token", self._doubles()):
+            second = [f"{part}:1" for part in second]
+        elif before and after and self._flag("add_sep_token", self._doubles()):
             ids["seperator"] = self.vocabulary.token("seperator") or ids["eos"]
-            between, second = [*after, "seperator"], ["$B", *after]
-        else:
-            second = ["$B", *after]
+            between = [*after, "seperator"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=" ".join((*before, "$A", *after)),
             pair=" ".join((*before, "$A", *between, *second)),

@@ -6,9 +6,23 @@ from typing import Any
 
 from cpu_backend.gguf.architectures.base import Architecture, layer_types
 from cpu_backend.gguf.architectures.gemma import Gemma3
-from cpu_backend.gguf.architectures.tensors import Tensor, named, optional, plain
+from cpu_backend.gguf.architectures.llama import Llama
+from cpu_backend.gguf.architectures.tensors import (
+    ATTENTION,
+    FFN_NORM,
+    MLP,
+    Tensor,
+    named,
+    optional,
+    plain,
+)
 from cpu_backend.gguf.reader import GgufFile
 
+LLAMA_POOLING = {  # the host's words for base.POOLING
+    "pooling_mode_mean_tokens": "avg",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
 CLASSIFIER_POOLING = {1: "mean", 2: "cls"}
 
 
@@ -88,6 +102,8 @@ class Bert(Encoder):
                 "leaves out of BERT",
                 "use the original checkpoint",
             )
+        if self.ranks and self.size("classifier.pooling_type", 2) != 2:
+            raise self.refuse("scores texts by another state than the first")
         config = super().config() | (self.labels() if self.ranks else {})
         positions = self.rows("position_embd.weight")
         if positions < config["max_position_embeddings"]:
@@ -211,7 +227,6 @@ class ModernBert(Encoder):
         theta = config.pop("rope_theta")
         if config.pop("rope_scaling"):
             raise self.refuse("is a ModernBERT that scales its positions")
-        self.field("classifier.pooling_type")  # of classifiers alone
         window = self.size("attention.sliding_window", 0, least=0)
         windowed = self.windowed(3, first=True) if window else [False] * self.num_layers
         own = self.number("rope.freq_base_swa", 10000.0)
@@ -311,8 +326,44 @@ class EmbeddingGemma(Gemma3):
         return module.lstrip(".")
 
 
+class LlamaEmbed(Llama):
+    """Llama Nemotron Embed: Llama that attends in both directions."""
+
+    class_name = "LlamaBidirectionalModel"
+    causal = False
+    has_head = False
+
+    def config(self) -> dict[str, Any]:
+        kind = LLAMA_POOLING.get(self.pooling(), "")
+        if not kind:
+            raise self.refuse("does not say how it pools")
+        return super().config() | {"pooling": kind, "tie_word_embeddings": True}
+
+    def outer(self) -> dict[str, Tensor]:
+        return {
+            name: Tensor(tensor.name.removeprefix("model."))
+            for name, tensor in super().outer().items()
+            if name != "output.weight"
+        }
+
+    def prefix(self, number: int) -> str:
+        return f"layers.{number}."
+
+    def checkpoint_name(self, module: str) -> str:
+        return module.removeprefix("model.").lstrip(".")
+
+
+class EuroBert(LlamaEmbed):
+    """EuroBERT and Jina Embeddings 5 Nano, which compute the same."""
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return ATTENTION | FFN_NORM | MLP
+
+
 KNOWN = {
     "bert": Bert,
+    "eurobert": EuroBert,
+    "llama-embed": LlamaEmbed,
     "nomic-bert": NomicBert,
     "modern-bert": ModernBert,
     "gemma-embedding": EmbeddingGemma,
