@@ -390,6 +390,10 @@ def test_engine_arguments_keep_the_users_name(
     assert named["served_model_name"] == ["me"]
     for other in ({"model": str(tmp_path / "cache")}, {"model": "someone/some-model"}, {}):
         assert folder.prefer_folder(other) is other
+    ngram = {"model": path, "speculative_config": {"method": "ngram"}}
+    assert folder.prefer_folder(ngram)["model"] == found["model"]
+    with pytest.raises(ConfigError, match="that only draft tokens are not used"):
+        folder.prefer_folder({"model": path, "speculative_config": {"method": "qwen3_next_mtp"}})
     with pytest.raises(ConfigError, match=r"missing\.gguf' cannot be read"):
         folder.prefer_folder({"model": str(tmp_path / "missing.gguf")})
 

@@ -98,7 +98,7 @@ def scores(file: Path, tokenizer: str) -> list[float]:
 
     options = {**COMMON, "max_model_len": 1024, "dtype": "float32"}
     llm = LLM(str(file), tokenizer=tokenizer, runner="pooling", **options)
-    return [output.outputs.score for output in llm.score(QUERY, DOCUMENTS)]
+    return [output.outputs.score for output in llm.score(QUERY, list(DOCUMENTS))]
 
 
 def wrong_scores(model: Any, spec: PoolingSpec, folder: Path) -> list[str]:
