@@ -405,9 +405,8 @@ def test_arguments_made_before_the_host_was_changed_name_the_folder_too(
     monkeypatch.setattr(engine_arguments.preflight, "look", lambda *_: None)
     monkeypatch.setattr(engine_arguments.settings, "look", lambda _: None)
     path = str(write(tmp_path / "model.gguf"))
-    empty = dict.fromkeys(
-        ("tokenizer", "served_model_name", "revision", "model_loader_extra_config")
-    )
+    fields = ("tokenizer", "served_model_name", "revision")
+    empty = dict.fromkeys((*fields, "model_loader_extra_config", "speculative_config"))
     arguments = SimpleNamespace(model=path, load_format="auto", **empty)
     engine_arguments._after_a_look(lambda self: None)(arguments)
     assert Path(arguments.model).parent == cache
