@@ -27,7 +27,6 @@ from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
 from tests.zoo.mistral import MINISTRAL
-from tests.zoo.renamed_mixture_specs import LLAMA3, mimo, step
 from tests.zoo.tokens import ANSWERS, SPECIAL, write_tokenizer
 from tools import llama_cpp
 
@@ -45,7 +44,6 @@ PHI_MOE = {
     "long_mscale": phi.MSCALE,
     "short_mscale": phi.MSCALE,
 }
-STEP_ROPE = {**LLAMA3, "original_max_position_embeddings": 131072}
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
@@ -76,10 +74,6 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": [3] * 3,
         "num_shared_expert": [1] * 3,
     },
-    "LagunaForCausalLM": {
-        "layer_types": ["full_attention", *["sliding_attention"] * 3],
-        "num_attention_heads_per_layer": [6, 8, 8, 8],
-    },
     "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
     "MambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "MellumForCausalLM": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
@@ -103,20 +97,6 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Plamo3ForCausalLM": {"sliding_window_pattern": 3},
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
-    "Step3p5ForCausalLM": {
-        "rope_parameters": {
-            "full_attention": {
-                **STEP_ROPE,
-                "rope_theta": 500000.0,
-                "partial_rotary_factor": 0.5,
-            },
-            "sliding_attention": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 1.0,
-            },
-        },
-    },
     "Starcoder2ForCausalLM": {"sliding_window": 4096},
 }
 HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -129,14 +109,6 @@ WRITTEN: dict[str, Change] = {
     # Under its own name transformers reads it before the converter does.
     "GPTNeoXForCausalLM": lambda config: (
         config | {"rotary_pct": 0.25, "model_type": "as published"}
-    ),
-    # As their own configs are, whose words these rows have.
-    "MiMoV2FlashForCausalLM": lambda config: (
-        mimo(config) | {"model_type": "as published", "topk_method": "noaux_tc"}
-    ),
-    "Step3p5ForCausalLM": lambda config: (
-        step(config)
-        | {"model_type": "as published", "norm_expert_weight": True, "rope_scaling": STEP_ROPE}
     ),
     "GlmForCausalLM": lambda config: config | {"seq_length": 1024},
     "GraniteMoeHybridForCausalLM": lambda config: (
@@ -171,23 +143,6 @@ DRAFTING = {
         "mtp_num_hidden_layers",
     ),
 }
-# Models whose classes only transformers has: loaded as another.
-OTHER_MODELS = (
-    Spec(
-        "Dots1ForCausalLM",
-        "dots.llm1",
-        "dots1",
-        {
-            "first_k_dense_replace": 1,
-            "n_shared_experts": 2,
-            "n_group": 4,
-            "topk_group": 2,
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.5,
-            "sliding_window": None,
-        },
-    ),
-)
 # Rows of models that are loaded as another class.
 LOADED_AS_OTHERS = {
     "BailingMoeForCausalLM",
@@ -204,8 +159,7 @@ def names() -> list[str]:
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
     classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
     classes |= LOADED_AS_OTHERS
-    rows = classes & {spec.name for spec in text.SPECS}
-    return sorted(rows | {spec.name for spec in OTHER_MODELS})
+    return sorted(classes & {spec.name for spec in text.SPECS})
 
 
 def converted(
@@ -319,7 +273,7 @@ def report(specs: Iterable[Any], examine: Callable[[Any, Path], Outcome]) -> int
 
 def main() -> int:
     """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in (*text.SPECS, *OTHER_MODELS)}
+    specs = {spec.name: spec for spec in text.SPECS}
     return report((specs[name] for name in sys.argv[1:] or names()), examine)
 
 

@@ -34,7 +34,6 @@ GRANTED: dict[str, dict[str, Any]] = {
 }
 # What published configs say, and transformers no longer writes.
 WRITTEN: dict[str, dict[str, Any]] = {
-    "EuroBertModel": {"classifier_pooling": "mean"},  # the converter does not know the default
     "ModernBertForSequenceClassification": {"layer_norm_eps": 1e-5},
     "ModernBertModel": {"layer_norm_eps": 1e-5},
     "NomicBertModel": {
@@ -50,7 +49,6 @@ WRITTEN: dict[str, dict[str, Any]] = {
 RERANKER = "Qwen3ForCausalLM"
 # Models that are others in their checkpoints.
 OTHERS = (
-    PoolingSpec("EuroBertModel", "EuroBERT, Jina Embeddings 5 Nano", "eurobert", pool="MEAN"),
     PoolingSpec(
         RERANKER,
         "Qwen3-Reranker",
@@ -63,9 +61,7 @@ QUERY, DOCUMENTS = "Which town?", ("Paris is one.", "{query} {{ 1 }}\n", "Trees 
 TOKENIZERS = {"NomicBertModel": "WordPiece"}
 NAMES = (
     "BertModel",
-    "EuroBertModel",
     "Gemma3TextModel",
-    "LlamaBidirectionalModel",
     "ModernBertForSequenceClassification",
     "ModernBertModel",
     "NomicBertModel",

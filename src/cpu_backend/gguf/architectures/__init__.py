@@ -10,7 +10,6 @@ from cpu_backend.gguf.architectures import (
     encoders,
     exaone,
     falcon_h1,
-    gated,
     gemma,
     glm,
     gpt_oss,
@@ -35,7 +34,7 @@ from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
 FAMILIES = (
-    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gated, gemma),
+    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma),
     *(glm, gpt_oss, granite, granite_hybrid, internlm, kimi, layer_norm, lfm2, llama, llama4),
     *(mamba, mistral, mixtures, nemotron, olmo, phi, qwen, windows),
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpu_backend.gguf.architectures.base import SIGMOID, SOFTMAX, Architecture, layer_types
-from cpu_backend.gguf.architectures.routed import SHARED
-from cpu_backend.gguf.architectures.tensors import ATTENTION, EXPERTS, MLP, Tensor
+from cpu_backend.gguf.architectures.base import Architecture, layer_types
+from cpu_backend.gguf.architectures.tensors import ATTENTION, MLP, Tensor
 
 HEAD_NORMS = {
     "attn_q_norm.weight": Tensor(
@@ -65,51 +64,4 @@ class Cohere2(Cohere):
         return ATTENTION | MLP
 
 
-class Cohere2Moe(Cohere2):
-    """Command's mixtures, the layers of which may be dense at first."""
-
-    class_name = "Cohere2MoeForCausalLM"
-    model_type = "cohere2_moe"
-
-    def config(self) -> dict[str, Any]:
-        gating = self.size("expert_gating_func", SIGMOID, least=0) or SIGMOID
-        if gating not in (SOFTMAX, SIGMOID):
-            raise self.refuse(f"chooses experts by the function {gating}")
-        if self.weights_scale() != 1:
-            raise self.refuse("scales the weights of experts")
-        dense = self.dense_layers
-        config = super().config() | self.experts()
-        return config | {
-            "expert_selection_fn": "softmax" if gating == SOFTMAX else "sigmoid",
-            "first_k_dense_replace": dense,
-            "intermediate_size": config.pop("moe_intermediate_size"),
-            "mlp_layer_types": ["dense"] * dense + ["sparse"] * (self.num_layers - dense),
-            "norm_topk_prob": self.flag("expert_weights_norm", False),
-            "num_shared_experts": self.size("expert_shared_count", 0, least=0),
-            "prefix_dense_intermediate_size": config["intermediate_size"],
-            "shared_expert_combination_strategy": "average",
-        }
-
-    def intermediate_size(self) -> int:
-        return self.size("feed_forward_length", self.expert_ffn())
-
-    @property
-    def dense_layers(self) -> int:
-        """So many layers have no experts, and are the first."""
-        return min(self.size("leading_dense_block_count", 0, least=0), self.num_layers)
-
-    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
-        sizes = super().sizes(layer, config)
-        return sizes | {
-            "ffn": config["prefix_dense_intermediate_size"],
-            "expert_ffn": config["intermediate_size"],
-        }
-
-    def layer(self, number: int) -> dict[str, Tensor]:
-        if number < self.dense_layers:
-            return super().layer(number)
-        shared = SHARED if self.size("expert_shared_count", 0, least=0) else {}
-        return ATTENTION | EXPERTS | shared
-
-
-KNOWN = {"command-r": Cohere, "cohere2": Cohere2, "cohere2moe": Cohere2Moe}
+KNOWN = {"command-r": Cohere, "cohere2": Cohere2}

@@ -104,23 +104,4 @@ class Apertus(Architecture):
         return tensors | named(norms)
 
 
-class Pangu(Architecture):
-    """openPangu Embedded: biases of queries, keys, values and outputs."""
-
-    class_name = "PanguEmbeddedForCausalLM"
-
-    def config(self) -> dict[str, Any]:
-        return super().config() | {"attention_bias": True, "mlp_bias": False}
-
-    def layer(self, number: int) -> dict[str, Tensor]:
-        biases = QKV_BIASES | {"attn_output.bias": "self_attn.o_proj.bias"}
-        return super().layer(number) | named(biases)
-
-
-KNOWN = {
-    "apertus": Apertus,
-    "arcee": Arcee,
-    "pangu-embedded": Pangu,
-    "seed_oss": SeedOss,
-    "smollm3": SmolLm3,
-}
+KNOWN = {"apertus": Apertus, "arcee": Arcee, "seed_oss": SeedOss, "smollm3": SmolLm3}

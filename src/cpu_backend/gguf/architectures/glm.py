@@ -11,7 +11,6 @@ from cpu_backend.gguf.architectures.base import SIGMOID, Architecture
 from cpu_backend.gguf.architectures.routed import CORRECTION, Routed
 from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
-    FFN_NORM,
     HEAD_NORMS,
     QKV_BIASES,
     Order,
@@ -119,17 +118,4 @@ class Glm4Moe(Routed):
         return tensors if number < self.dense_layers else tensors | CORRECTION
 
 
-class Dots1(Glm4Moe):
-    """dots.llm1, which is GLM 4.5 with positions in whole heads."""
-
-    def config(self) -> dict[str, Any]:
-        if self.has("attention.sliding_window"):
-            raise self.refuse("has windows")
-        return super().config() | {"partial_rotary_factor": 1.0, "use_qk_norm": True}
-
-    def layer(self, number: int) -> dict[str, Tensor]:
-        tensors = ATTENTION | HEAD_NORMS | FFN_NORM | self.feed_forward(number)
-        return tensors if number < self.dense_layers else tensors | CORRECTION
-
-
-KNOWN = {"dots1": Dots1, "glm4": Glm4, "glm4moe": Glm4Moe}
+KNOWN = {"glm4": Glm4, "glm4moe": Glm4Moe}

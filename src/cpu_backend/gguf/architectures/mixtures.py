@@ -247,53 +247,6 @@ class ExaoneMoe(Routed):
         return tensors if number < self.dense_layers else tensors | bias
 
 
-class Hunyuan3(Routed):
-    """Hunyuan 3."""
-
-    class_name = "HYV3ForCausalLM"
-    model_type = "hy_v3"
-    gating = SIGMOID
-    scoring = (SIGMOID,)
-
-    def config(self) -> dict[str, Any]:
-        config = super().config()
-        return config | {
-            "expert_hidden_dim": config["moe_intermediate_size"],
-            "num_experts": config["n_routed_experts"],
-            "num_shared_experts": self.shared_experts,
-            "qk_norm": True,
-            "route_norm": config["norm_topk_prob"],
-            "router_scaling_factor": config["routed_scaling_factor"],
-        }
-
-    @property
-    def dense_layers(self) -> int:
-        """Those before the first that has experts, which the file does not count."""
-        layers = range(self.num_layers)
-        sparse = (layer for layer in layers if self.present("ffn_gate_inp.weight", layer))
-        return next(sparse, self.num_layers)
-
-    @property
-    def shared_experts(self) -> int:
-        """How many experts see every token, of which the file has the width of all."""
-        shared = self.size("expert_shared_feed_forward_length", 0, least=0)
-        return shared // self.expert_ffn()
-
-    def layer(self, number: int) -> dict[str, Tensor]:
-        tensors = ATTENTION | HEAD_NORMS | FFN_NORM
-        if number < self.dense_layers:
-            return tensors | MLP
-        router = plain({"ffn_gate_inp.weight": "mlp.router.gate.weight"})
-        bias = "exp_probs_b" + ("" if self.present("exp_probs_b", number) else ".bias")
-        shared = {
-            "ffn_gate_shexp.weight": "mlp.shared_mlp.gate_proj.weight",
-            "ffn_up_shexp.weight": "mlp.shared_mlp.up_proj.weight",
-            "ffn_down_shexp.weight": "mlp.shared_mlp.down_proj.weight",
-        }
-        tensors |= EXPERTS | router | named(shared)
-        return tensors | {bias: Tensor("mlp.expert_bias", ("experts",))}
-
-
 class Afmoe(Routed):
     """Trinity: gated attention, windows in three of four layers, a scaled table."""
 
@@ -341,6 +294,5 @@ KNOWN = {
     "exaone-moe": ExaoneMoe,
     "hunyuan-dense": Hunyuan,
     "hunyuan-moe": HunyuanMoe,
-    "hy_v3": Hunyuan3,
     "minimax-m2": MiniMaxM2,
 }
