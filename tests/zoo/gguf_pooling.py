@@ -34,6 +34,7 @@ GRANTED: dict[str, dict[str, Any]] = {
 }
 # What published configs say, and transformers no longer writes.
 WRITTEN: dict[str, dict[str, Any]] = {
+    "EuroBertModel": {"classifier_pooling": "mean"},  # the converter does not know the default
     "ModernBertForSequenceClassification": {"layer_norm_eps": 1e-5},
     "ModernBertModel": {"layer_norm_eps": 1e-5},
     "NomicBertModel": {
@@ -49,6 +50,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
 RERANKER = "Qwen3ForCausalLM"
 # Models that are others in their checkpoints.
 OTHERS = (
+    PoolingSpec("EuroBertModel", "EuroBERT, Jina Embeddings 5 Nano", "eurobert", pool="MEAN"),
     PoolingSpec(
         RERANKER,
         "Qwen3-Reranker",
@@ -61,6 +63,7 @@ QUERY, DOCUMENTS = "Which town?", ("Paris is one.", "{query} {{ 1 }}\n", "Trees 
 TOKENIZERS = {"NomicBertModel": "WordPiece"}
 NAMES = (
     "BertModel",
+    "EuroBertModel",
     "Gemma3TextModel",
     "ModernBertForSequenceClassification",
     "ModernBertModel",

@@ -6,7 +6,11 @@ from typing import Any
 
 from cpu_backend.gguf.architectures.base import Architecture, layer_types
 from cpu_backend.gguf.architectures.gemma import Gemma3
+from cpu_backend.gguf.architectures.llama import Llama
 from cpu_backend.gguf.architectures.tensors import (
+    ATTENTION,
+    FFN_NORM,
+    MLP,
     Tensor,
     named,
     optional,
@@ -14,6 +18,11 @@ from cpu_backend.gguf.architectures.tensors import (
 )
 from cpu_backend.gguf.reader import GgufFile
 
+LLAMA_POOLING = {  # the host's words for base.POOLING
+    "pooling_mode_mean_tokens": "avg",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
 CLASSIFIER_POOLING = {1: "mean", 2: "cls"}
 
 
@@ -317,8 +326,40 @@ class EmbeddingGemma(Gemma3):
         return module.lstrip(".")
 
 
+class EuroBert(Llama):
+    """EuroBERT and Jina Embeddings 5 Nano, loaded as a Llama that attends in both directions, which
+    computes the same."""
+
+    class_name = "LlamaBidirectionalModel"
+    causal = False
+    has_head = False
+
+    def config(self) -> dict[str, Any]:
+        kind = LLAMA_POOLING.get(self.pooling(), "")
+        if not kind:
+            raise self.refuse("does not say how it pools")
+        return super().config() | {"pooling": kind, "tie_word_embeddings": True}
+
+    def outer(self) -> dict[str, Tensor]:
+        return {
+            name: Tensor(tensor.name.removeprefix("model."))
+            for name, tensor in super().outer().items()
+            if name != "output.weight"
+        }
+
+    def prefix(self, number: int) -> str:
+        return f"layers.{number}."
+
+    def checkpoint_name(self, module: str) -> str:
+        return module.removeprefix("model.").lstrip(".")
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return ATTENTION | FFN_NORM | MLP
+
+
 KNOWN = {
     "bert": Bert,
+    "eurobert": EuroBert,
     "nomic-bert": NomicBert,
     "modern-bert": ModernBert,
     "gemma-embedding": EmbeddingGemma,
