@@ -4,7 +4,8 @@ GGUF file.
 The sources come with the sdist of llama-cpp-python on the index, once, into the user's cache.  Only
 the converter is used, which needs torch and transformers; nothing is compiled.  TYPE is F32, F16,
 BF16, Q8_0 or another type that the package ``gguf`` can quantize to; matrices whose rows are no
-whole blocks of it stay in 16 bits.  PART is "text"; "said", which is that with a vocabulary;
+whole blocks of it stay in 16 bits.  PART is "text"; "drafting", which is that with layers that only
+draft tokens; "said", which is that with a vocabulary;
 "mmproj", what a model makes of pictures; or "clip", the same of LLaVA, by the older scripts that
 are still the way there.  The converter knows published tokenizers only, so the vocabulary is
 written here, of a tokenizer of bytes.
@@ -12,6 +13,7 @@ written here, of a tokenizer of bytes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import runpy
@@ -36,8 +38,10 @@ WRITTEN = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16", "Q8_0":
 SAME_TEXTS = {"LlavaNextForConditionalGeneration": "LlavaForConditionalGeneration"}
 
 
+@functools.cache
 def sources() -> Path:
-    """The folder of llama.cpp's sources, fetched if they are not there."""
+    """The folder of llama.cpp's sources, fetched if they are not there; of a process the same,
+    whatever becomes of the user's cache."""
     target = user_cache() / f"llama_cpp-{VERSION}-{FETCHED}"
     if target.is_dir():
         return target
@@ -68,7 +72,10 @@ def command(
 def convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text") -> None:
     """Write the GGUF file ``out``; RuntimeError where llama.cpp does not know the model."""
     making = [*command(checkpoint, out, kind), part]
-    made = subprocess.run(making, capture_output=True, text=True, check=False)
+    cache = {"XDG_CACHE_HOME": str(sources().parents[1])}
+    made = subprocess.run(
+        making, capture_output=True, text=True, check=False, env=os.environ | cache
+    )
     if made.returncode:
         raise RuntimeError(f"llama.cpp cannot convert this: {made.stderr.splitlines()[-1:]}")
 
@@ -109,7 +116,7 @@ def _convert(checkpoint: Path, out: Path, kind: str = "F32", part: str = "text")
     for each in _descendants(ModelBase):  # a class may leave the work to another
         if "set_vocab" in vars(each):
             each.set_vocab = no_vocabulary
-    model_class.no_mtp = True  # layers that only draft: small models have none
+    model_class.no_mtp = part != "drafting"
     with torch.inference_mode():
         written = gguf.LlamaFileType[WRITTEN.get(kind, "MOSTLY_BF16")]
         model = model_class(checkpoint, written, out, eager=kind not in WRITTEN)

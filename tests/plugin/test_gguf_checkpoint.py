@@ -390,6 +390,10 @@ def test_engine_arguments_keep_the_users_name(
     assert named["served_model_name"] == ["me"]
     for other in ({"model": str(tmp_path / "cache")}, {"model": "someone/some-model"}, {}):
         assert folder.prefer_folder(other) is other
+    ngram = {"model": path, "speculative_config": {"method": "ngram"}}
+    assert folder.prefer_folder(ngram)["model"] == found["model"]
+    with pytest.raises(ConfigError, match="that only draft tokens are not used"):
+        folder.prefer_folder({"model": path, "speculative_config": {"method": "qwen3_next_mtp"}})
     with pytest.raises(ConfigError, match=r"missing\.gguf' cannot be read"):
         folder.prefer_folder({"model": str(tmp_path / "missing.gguf")})
 
@@ -401,9 +405,8 @@ def test_arguments_made_before_the_host_was_changed_name_the_folder_too(
     monkeypatch.setattr(engine_arguments.preflight, "look", lambda *_: None)
     monkeypatch.setattr(engine_arguments.settings, "look", lambda _: None)
     path = str(write(tmp_path / "model.gguf"))
-    empty = dict.fromkeys(
-        ("tokenizer", "served_model_name", "revision", "model_loader_extra_config")
-    )
+    fields = ("tokenizer", "served_model_name", "revision")
+    empty = dict.fromkeys((*fields, "model_loader_extra_config", "speculative_config"))
     arguments = SimpleNamespace(model=path, load_format="auto", **empty)
     engine_arguments._after_a_look(lambda self: None)(arguments)
     assert Path(arguments.model).parent == cache

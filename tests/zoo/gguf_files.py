@@ -10,11 +10,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import architectures
@@ -25,7 +27,7 @@ from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
 from tests.zoo.mistral import MINISTRAL
-from tests.zoo.tokens import SPECIAL, write_tokenizer
+from tests.zoo.tokens import ANSWERS, SPECIAL, write_tokenizer
 from tools import llama_cpp
 
 SECONDS = 900
@@ -45,6 +47,7 @@ PHI_MOE = {
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
+    "BailingMoeForCausalLM": {"first_k_dense_replace": 0},
     "Cohere2ForCausalLM": {"rotary_pct": 1.0},
     # Factors are multiplied into weights.
     "FalconH1ForCausalLM": {
@@ -112,8 +115,37 @@ WRITTEN: dict[str, Change] = {
         config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
     ),
 }
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What a checkpoint calls a layer that only drafts tokens, {} for the number of layers before
+    it; what joins its two inputs, and norms, {} for the layer; the field that counts such."""
+
+    layer: str
+    joins: str
+    norms: tuple[str, ...]
+    field: str
+
+
+# Rows with such a layer, which is left out.
+DRAFTING = {
+    "Glm4MoeForCausalLM": Drafting(
+        "model.layers.{}",
+        "{}eh_proj.weight",
+        ("{}enorm.weight", "{}hnorm.weight", "{}shared_head.norm.weight"),
+        "num_nextn_predict_layers",
+    ),
+    "Qwen3_5ForCausalLM": Drafting(
+        "mtp.layers.0",
+        "mtp.fc.weight",
+        ("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"),
+        "mtp_num_hidden_layers",
+    ),
+}
 # Rows of models that are loaded as another class.
 LOADED_AS_OTHERS = {
+    "BailingMoeForCausalLM",
     "ChatGLMModel",
     "ExaoneForCausalLM",
     "FalconMambaForCausalLM",
@@ -130,21 +162,41 @@ def names() -> list[str]:
     return sorted(classes & {spec.name for spec in text.SPECS})
 
 
-def converted(checkpoint: Path, kind: str, said: str = "") -> tuple[Path, dict[str, Any]]:
+def converted(
+    checkpoint: Path, kind: str, said: str = "", part: str = "text"
+) -> tuple[Path, dict[str, Any]]:
     """A GGUF file beside the checkpoint, and the options that engines need for it.  said: the kind
-    of tokenizer that the converter insists on."""
+    of tokenizer that the converter insists on; part: of ``llama_cpp.convert``."""
     # A vocabulary of the model's size: some converters drop the rows of more.
-    missing = BASE["vocab_size"] - 256 - len(SPECIAL)
-    write_tokenizer(checkpoint, [f"<{number}>" for number in range(missing)])
+    missing = BASE["vocab_size"] - 256 - len(SPECIAL) - len(ANSWERS)
+    write_tokenizer(checkpoint, [*ANSWERS, *(f"<{number}>" for number in range(missing))])
     file = checkpoint / f"{kind}.gguf"
     tokenizer = checkpoint / "tokenizer.json"
     own = tokenizer.read_text()
     if said:
         tokenizer.write_text(own.replace('"type": "BPE"', f'"type": "{said}"'))
-    llama_cpp.convert(checkpoint, file, kind)
+    llama_cpp.convert(checkpoint, file, kind, part)
     tokenizer.write_text(own)
     os.environ["XDG_CACHE_HOME"] = str(checkpoint / "cache")
     return file, {"tokenizer": str(checkpoint)}
+
+
+def add_drafting(checkpoint: Path, drafting: Drafting) -> None:
+    """A layer that only drafts tokens behind the model's own, of the numbers of one of them."""
+    path = checkpoint / "config.json"
+    config = json.loads(path.read_text())
+    weights = load_file(checkpoint / "model.safetensors")
+    layer = f"{drafting.layer.format(config['num_hidden_layers'])}."
+    attends = max(name for name in weights if name.endswith("self_attn.q_proj.weight"))
+    copied = attends.removesuffix("self_attn.q_proj.weight")
+    for name in [name for name in weights if name.startswith(copied)]:
+        weights[layer + name.removeprefix(copied)] = weights[name].clone()
+    width = config["hidden_size"]
+    for name in drafting.norms:
+        weights[name.format(layer)] = torch.rand(width)
+    weights[drafting.joins.format(layer)] = torch.rand(width, 2 * width)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    path.write_text(json.dumps(config | {drafting.field: 1}))
 
 
 def granted(spec: Spec) -> Spec:
@@ -156,13 +208,21 @@ def granted(spec: Spec) -> Spec:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     spec = granted(spec)
-    outcome = text.examine(spec, folder, lambda: converted(folder, "F32"))
+    drafting = DRAFTING.get(spec.name)
+    part = "drafting" if drafting else "text"
+
+    def made() -> tuple[Path, dict[str, Any]]:
+        if drafting:
+            add_drafting(folder, drafting)
+        return converted(folder, "F32", part=part)
+
+    outcome = text.examine(spec, folder, made)
     if outcome.state != judge.RIGHT:
         return outcome
     if faults := damaged(folder / "F32.gguf"):
         return Outcome(judge.WRONG, "; ".join(faults))
     judged = rounding.Judge(spec, folder)
-    file, options = converted(folder, "Q8_0")
+    file, options = converted(folder, "Q8_0", part=part)
     _, fault = judged.examine(file, {**text.CHUNKED, "dtype": "bfloat16", **options}, Q8_0)
     return Outcome(judge.WRONG, f"Q8_0: {fault}") if fault else outcome
 

@@ -29,12 +29,17 @@ from transformers import (
     ModernVBertPreTrainedModel,
     Qwen2Model,
     Qwen2PreTrainedModel,
+    Qwen3ForCausalLM,
     Qwen3Model,
     Qwen3PreTrainedModel,
     XLMRobertaModel,
     XLMRobertaPreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput, TokenClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
 from tests.zoo.ling import (  # build looks for them here
@@ -59,6 +64,7 @@ from tests.zoo.rebuilt import (
     Plamo3ForCausalLM,  # noqa: F401
     SolarForCausalLM,  # noqa: F401
 )
+from tests.zoo.tokens import ANSWERS, SPECIAL
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host
 # ends with "cannot assign module before Module.__init__() call".
@@ -315,3 +321,12 @@ def _embeddings(states: torch.Tensor, linear: torch.nn.Linear) -> Any:
 
 def _write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content))
+
+
+class Qwen3RerankerForSequenceClassification(Qwen3ForCausalLM):
+    """Qwen3-Reranker: how likely "yes" is as the next token, if it is that or "no"."""
+
+    def forward(self, input_ids: torch.Tensor, **others: Any) -> SequenceClassifierOutput:
+        yes, no = (len(SPECIAL) + ANSWERS.index(word) for word in ("yes", "no"))
+        last = super().forward(input_ids, **others).logits[:, -1]
+        return SequenceClassifierOutput(logits=last[:, yes, None] - last[:, no, None])

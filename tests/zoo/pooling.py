@@ -35,6 +35,7 @@ INT8 = "cpu_int8"
 TASKS = {
     "AutoModel": ("embed",),
     SEQUENCE: ("classify",),
+    "Qwen3RerankerForSequenceClassification": ("classify",),
     TOKEN: ("token_classify",),
     "Qwen2RewardModel": ("token_classify",),
     "LlamaRewardModel": ("token_classify",),

@@ -14,15 +14,16 @@ import pytest
 from cpu_backend.gguf import architectures
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/gguf.md"
-# Latent matrices of two tensors, norms around 0 and windows, experts with biases, a hybrid with
-# experts without a gate.
+# Latent matrices of two tensors, norms around 0 and windows, a layer that only drafts tokens,
+# experts with biases, a hybrid with experts without a gate.
 MODELS = (
     "DeepseekV3ForCausalLM",
     "Gemma3ForCausalLM",
+    "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
     "NemotronHForCausalLM",
 )
-EMBEDDER = "BertModel"
+EMBEDDER, RERANKER = "BertModel", "Qwen3ForCausalLM"
 
 
 def states(module: str, *names: str) -> dict[str, str]:
@@ -39,8 +40,9 @@ def test_models_answer_as_their_checkpoints() -> None:
 
 
 @pytest.mark.slow
-def test_embeddings_are_those_of_the_checkpoint() -> None:
-    assert states("gguf_pooling", EMBEDDER) == {EMBEDDER: "right"}
+def test_embeddings_and_scores_are_those_of_the_checkpoint() -> None:
+    names = EMBEDDER, RERANKER
+    assert states("gguf_pooling", *names) == dict.fromkeys(names, "right")
 
 
 def test_the_documentation_names_every_architecture() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")  # ids 0 to 3, as build.BASE has them
 
+ANSWERS = ("yes", "no")  # behind them where a reranker answers so
+
 
 def byte_vocabulary(special: Sequence[str]) -> dict[str, int]:
     """Special tokens first, then the 256 bytes as byte-level tokenizers write them."""

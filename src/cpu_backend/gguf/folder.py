@@ -52,6 +52,12 @@ def prefer_folder(arguments: dict[str, Any]) -> dict[str, Any]:
     file = locate.find(str(model), arguments.get("revision"))
     if file is None:
         return arguments
+    drafts = arguments.get("speculative_config") or {}
+    if "mtp" in str(drafts.get("method")) and not drafts.get("model"):
+        raise ConfigError(
+            f"Layers of the GGUF file '{file.name}' that only draft tokens are not used: name "
+            "another method or model in --speculative-config, or leave it out."
+        )
     changed: dict[str, Any] = {}
     options = arguments.get("model_loader_extra_config") or {}
     named = options.get(NAMED) if isinstance(options, dict) else None

@@ -37,6 +37,8 @@ ADDED = {
     "t5": {"bos": False, "eos": True},
     "bert": {"bos": True, "seperator": True},
 }
+INPUTS = ["input_ids", "attention_mask"]
+DOUBLING = ("roberta-bpe", "jina-v1-en", "jina-v2-code")  # splits of RoBERTa's kin
 
 
 class GgufTokenizer:
@@ -70,6 +72,8 @@ class GgufTokenizer:
             "add_prefix_space": False,
             "clean_up_tokenization_spaces": False,
             "model_max_length": context_length,
+            # Only these models tell two texts apart by more than their tokens.
+            **({} if self.model == "bert" else {"model_input_names": INPUTS}),
             **({"chat_template": template} if isinstance(template, str) else {}),
             **self.named,
         }
@@ -158,16 +162,28 @@ class GgufTokenizer:
         if not ids:
             return
         # "$" and ":" have a meaning in templates, so the tokens go by other names.
-        before = "bos " if "bos" in ids else ""
-        after = "".join(f" {part}" for part in ids if part != "bos")
+        before = ["bos"] if "bos" in ids else []
+        after = [part for part in ids if part != "bos"]
+        between, second = after, ["$B", *after] if after else [*before, "$B"]
+        if self.model == "bert":  # which tells the second text apart, and what is behind it
+            second = [f"{part}:1" for part in second]
+        elif before and after and self._flag("add_sep_token", self._doubles()):
+            ids["seperator"] = self.vocabulary.token("seperator") or ids["eos"]
+            between = [*after, "seperator"]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{before}$A{after}",
-            pair=f"{before}$A{after} {before}$B{after}",
+            single=" ".join((*before, "$A", *after)),
+            pair=" ".join((*before, "$A", *between, *second)),
             special_tokens=[
                 {"id": part, "ids": [index], "tokens": [self.tokens[index]]}
                 for part, index in ids.items()
             ],
         )
+
+    def _doubles(self) -> bool:
+        """Whether one more token lies between two texts where the file does not say: as RoBERTa has
+        it, and XLM-RoBERTa, whose vocabulary is of T5's kind."""
+        pre = self.file.metadata.get("tokenizer.ggml.pre")
+        return self.model == "t5" or pre in DOUBLING
 
     def _bpe(self) -> tokenizers.Tokenizer:
         from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers

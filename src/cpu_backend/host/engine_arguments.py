@@ -106,7 +106,7 @@ def _after_a_look(create_engine_config: Callable[..., Any]) -> Callable[..., Any
     def create(self: Any, *args: Any, **kwargs: Any) -> Any:
         # With VLLM_TARGET_DEVICE=cpu the first arguments are made before the class is changed.
         fields = [*("model", "tokenizer", "served_model_name", "load_format", "revision")]
-        fields.append("model_loader_extra_config")
+        fields += ["model_loader_extra_config", "speculative_config"]
         for name, value in folder.prefer_folder({n: getattr(self, n) for n in fields}).items():
             setattr(self, name, value)
         preflight.look(self, environment_variables)

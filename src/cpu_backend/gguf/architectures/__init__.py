@@ -16,6 +16,7 @@ from cpu_backend.gguf.architectures import (
     granite,
     granite_hybrid,
     internlm,
+    kimi,
     layer_norm,
     lfm2,
     llama,
@@ -33,9 +34,9 @@ from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
 FAMILIES = (
-    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma, glm),
-    *(gpt_oss, granite, granite_hybrid, internlm, layer_norm, lfm2, llama, llama4, mamba),
-    *(mistral, mixtures, nemotron, olmo, phi, qwen, windows),
+    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma),
+    *(glm, gpt_oss, granite, granite_hybrid, internlm, kimi, layer_norm, lfm2, llama, llama4),
+    *(mamba, mistral, mixtures, nemotron, olmo, phi, qwen, windows),
 )
 KNOWN: dict[str, type[Architecture]] = {
     name: kind for family in FAMILIES for name, kind in family.KNOWN.items()

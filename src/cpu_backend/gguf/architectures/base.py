@@ -22,17 +22,20 @@ from cpu_backend.gguf.reader import GgufFile
 
 SOFTMAX, SIGMOID = 1, 2  # how scores of experts are made of a router's logits
 ROPE_FACTORS = "rope_freqs.weight"
+SCORES = "cls.output.weight"  # of a model that scores texts, its last layer
 HARMLESS = frozenset(
     (
         *("vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "expert_shared_count"),
         "rope.dimension_sections",  # of positions of pictures: in a text all are the same
         "n_deepstack_layers",  # to which pictures are given
+        *("classifier.output_labels", "classifier.pooling_type"),  # of scores, if there are any
         # Each architecture has one kind of norms.
         *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
     )
 )
 
-# Kinds of pooling, by their numbers in a file: the words of sentence-transformers.
+RANKING = 4  # the kind of pooling of models that score texts
+# Other kinds of pooling, by their numbers in a file: the words of sentence-transformers.
 POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 
 
@@ -100,7 +103,10 @@ class Architecture(Metadata):
                 f"has {layers} in the field '{self.name}.block_count', and "
                 f"{len(self.file.tensors)} tensors are too few for so many layers"
             )
-        return layers - self.size("nextn_predict_layers", 0, least=0)
+        drafting = self.size("nextn_predict_layers", 0, least=0)
+        if drafting >= layers:
+            raise self.file.error(f"has {layers} layers, of which {drafting} only draft tokens")
+        return layers - drafting
 
     @property
     def vocab_size(self) -> int:
@@ -111,10 +117,14 @@ class Architecture(Metadata):
         return table.shape[0]
 
     @property
+    def num_heads(self) -> int:
+        """Of queries."""
+        return self.size("attention.head_count")
+
+    @property
     def head_dim(self) -> int:
         """Of keys and values."""
-        heads = self.size("attention.head_count")
-        default = max(self.size("embedding_length") // heads, 1)
+        default = max(self.size("embedding_length") // self.num_heads, 1)
         head_dim = self.size("attention.key_length", default)
         if self.size("attention.value_length", head_dim) != head_dim:
             raise self.file.error("has keys and values of different lengths, not supported here")
@@ -125,9 +135,9 @@ class Architecture(Metadata):
     def config(self) -> dict[str, Any]:
         """All but tokens and dtype."""
         self.pooling()  # before the tensors of a kind that is refused
+        self.check_drafting()
         if self.flag("attention.causal", self.causal) != self.causal:
             raise self.refuse("attends in other directions than models of its architecture")
-        heads = self.size("attention.head_count")
         return {
             "architectures": [self.class_name],
             "model_type": self.model_type,
@@ -137,7 +147,7 @@ class Architecture(Metadata):
             "hidden_size": self.size("embedding_length"),
             "intermediate_size": self.intermediate_size(),
             "max_position_embeddings": self.size("context_length"),
-            "num_attention_heads": heads,
+            "num_attention_heads": self.num_heads,
             "num_hidden_layers": self.num_layers,
             "num_key_value_heads": self.kv_heads(),
             "rms_norm_eps": self.number(f"attention.{self.epsilon}"),
@@ -148,11 +158,10 @@ class Architecture(Metadata):
 
     def kv_heads(self) -> int:
         """The heads of keys and values, of the layers that have any."""
-        heads = self.size("attention.head_count")
-        found = {n for n in self.per_layer("attention.head_count_kv", heads) if n}
+        found = {n for n in self.per_layer("attention.head_count_kv", self.num_heads) if n}
         if len(found) > 1:
             raise self.refuse("has different numbers of key heads in its layers")
-        return found.pop() if found else heads
+        return found.pop() if found else self.num_heads
 
     def attends(self, layer: int) -> bool:
         """Whether a layer of a hybrid has attention: such have key heads."""
@@ -161,9 +170,32 @@ class Architecture(Metadata):
     def pooling(self) -> str:
         """Which states make an embedding, if the file says so."""
         kind = self.size("pooling_type", 0, least=0)
-        if kind and kind not in POOLING:
-            raise self.refuse("ranks texts" if kind == 4 else f"pools in the way {kind}")
-        return POOLING.get(kind, "")
+        if kind == RANKING and not self.ranks:
+            raise self.file.error(f"ranks texts, and has no tensor '{SCORES}' for that")
+        if kind not in (0, RANKING, *POOLING):
+            raise self.refuse(f"pools in the way {kind}")
+        return "" if self.ranks else POOLING.get(kind, "")
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it scores texts: rerankers and classifiers, of which files need not say more."""
+        return SCORES in self.file.tensors
+
+    @property
+    def num_labels(self) -> int:
+        """The scores of a text; a single one may be stored as a vector."""
+        shape = self.file.tensors[SCORES].shape if self.ranks else (0, 0)
+        return shape[0] if len(shape) > 1 else 1
+
+    def labels(self) -> dict[str, Any]:
+        """What config.json says of the scores of a text."""
+        names = self.file.get(self.field("classifier.output_labels"), list, [])
+        if len(names) != self.num_labels:
+            names = [f"LABEL_{number}" for number in range(self.num_labels)]
+        return {
+            "id2label": {str(number): name for number, name in enumerate(names)},
+            "label2id": {name: number for number, name in enumerate(names)},
+        }
 
     def intermediate_size(self) -> int:
         """Of the dense layers."""
@@ -293,6 +325,7 @@ class Architecture(Metadata):
             "expert_ffn": config.get("moe_intermediate_size", 0),
             "experts": self.size("expert_count", 0, least=0),
             "shared_ffn": self.size("expert_shared_feed_forward_length", 0, least=0),
+            "labels": self.num_labels,
         }
 
     def outer(self) -> dict[str, Tensor]:
@@ -315,6 +348,18 @@ class Architecture(Metadata):
     def checkpoint_name(self, module: str) -> str:
         """What a checkpoint calls a module of the host."""
         return module
+
+    def check_drafting(self) -> None:
+        """That the layers which are left out, as they only draft tokens, are such; a file may also
+        name them and not have them."""
+        joins = r"blk\.(\d+)\.nextn\.eh_proj\.weight"  # a token's embedding and the state before
+        found = [re.match(r"blk\.(\d+)\.", name) for name in self.file.tensors]
+        layers = {int(block[1]) for block in found if block}
+        drafting = {int(d[1]) for name in self.file.tensors if (d := re.fullmatch(joins, name))}
+        if wrong := {layer for layer in layers if layer >= self.num_layers} ^ drafting:
+            raise self.file.error(
+                f"has the layer {min(wrong)}, and does not say whether that only drafts tokens"
+            )
 
     def ignored(self, name: str) -> bool:
         """Whether a tensor of the file is of no use here: part of the configuration, or of layers

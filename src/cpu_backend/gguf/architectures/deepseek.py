@@ -34,6 +34,10 @@ class Deepseek(Routed):
         return interleaved(attention | FFN_NORM) | self.feed_forward(number)
 
 
+class Ling1(Deepseek):
+    """Ling 1, which computes the same; the norm that its output layer may have is multiplied in."""
+
+
 def joined_heads(keys: Any, values: Any) -> Any:
     """kv_b_proj [heads * (keys + values), rank] of its parts: keys [heads, rank, keys], as queries
     are multiplied by them, and values [heads, values, rank]."""
@@ -78,7 +82,7 @@ class Deepseek2(Routed):
 
     class_name = "DeepseekV2ForCausalLM"
     model_type = "deepseek_v2"
-    other_classes = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
+    other_classes: tuple[str, ...] = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
     grouped = True
 
     def __init__(self, file: GgufFile) -> None:
@@ -102,8 +106,9 @@ class Deepseek2(Routed):
         return super().gating_function()
 
     def config(self) -> dict[str, Any]:
-        table = self.file.tensors["token_embd.weight"]
-        if "output.weight" not in self.file.tensors and not table.kind.quantized:
+        table = self.file.tensors.get("token_embd.weight")
+        tied = "output.weight" not in self.file.tensors
+        if tied and table is not None and not table.kind.quantized:
             raise self.refuse("has latent attention and no output layer of its own")
         if self.has("attention.temperature_scale"):
             raise self.refuse("scales queries by their positions")
@@ -180,4 +185,4 @@ class Deepseek2(Routed):
         return both or super().ignored(name)
 
 
-KNOWN = {"deepseek": Deepseek, "deepseek2": Deepseek2}
+KNOWN = {"bailingmoe": Ling1, "deepseek": Deepseek, "deepseek2": Deepseek2}

@@ -6,7 +6,24 @@ from typing import Any
 
 from cpu_backend.gguf.architectures.base import Architecture, layer_types
 from cpu_backend.gguf.architectures.gemma import Gemma3
-from cpu_backend.gguf.architectures.tensors import Tensor, named, optional
+from cpu_backend.gguf.architectures.llama import Llama
+from cpu_backend.gguf.architectures.tensors import (
+    ATTENTION,
+    FFN_NORM,
+    MLP,
+    Tensor,
+    named,
+    optional,
+    plain,
+)
+from cpu_backend.gguf.reader import GgufFile
+
+LLAMA_POOLING = {  # the host's words for base.POOLING
+    "pooling_mode_mean_tokens": "avg",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+CLASSIFIER_POOLING = {1: "mean", 2: "cls"}
 
 
 def both(tensors: dict[str, str]) -> dict[str, Tensor]:
@@ -14,6 +31,11 @@ def both(tensors: dict[str, str]) -> dict[str, Tensor]:
     return named(
         {f"{name}.{e}": f"{here}.{e}" for name, here in tensors.items() for e in ("weight", "bias")}
     )
+
+
+def scoring(tensors: dict[str, str]) -> dict[str, Tensor]:
+    """The small layers behind a pooling, of which the host computes with numbers."""
+    return plain({name: here.name for name, here in both(tensors).items()})
 
 
 def tables(tensors: dict[str, str]) -> dict[str, Tensor]:
@@ -59,16 +81,30 @@ class Encoder(Architecture):
 
 
 class Bert(Encoder):
-    """BERT and RoBERTa: BGE, E5, GTE, all-MiniLM.  Of RoBERTa's positions a file has those that are
-    used, which makes it a BERT."""
+    """BERT and RoBERTa: BGE, E5, GTE, all-MiniLM, rerankers of BGE.  Of RoBERTa's positions a file
+    has those that are used, which makes it a BERT, as it makes a BERT's of the layers behind it."""
 
     class_name = "BertModel"
     model_type = "bert"
     activation = "gelu"
     rotated = False
 
+    def __init__(self, file: GgufFile) -> None:
+        super().__init__(file)
+        self.stem = "bert" if self.ranks else "model"
+        if self.ranks:
+            self.class_name = "BertForSequenceClassification"
+
     def config(self) -> dict[str, Any]:
-        config = super().config()
+        if self.ranks and "cls.weight" not in self.file.tensors:
+            raise self.file.error(
+                "has scores and no layer 'cls.weight' before them, which llama.cpp's converter "
+                "leaves out of BERT",
+                "use the original checkpoint",
+            )
+        if self.ranks and self.size("classifier.pooling_type", 2) != 2:
+            raise self.refuse("scores texts by another state than the first")
+        config = super().config() | (self.labels() if self.ranks else {})
         positions = self.rows("position_embd.weight")
         if positions < config["max_position_embeddings"]:
             raise self.file.error(f"has only {positions} positions in 'position_embd.weight'")
@@ -80,7 +116,8 @@ class Bert(Encoder):
         }
 
     def outer(self) -> dict[str, Tensor]:
-        embeddings = "model.embeddings"
+        embeddings = f"{self.stem}.embeddings"
+        scores = {"cls": "bert.pooler.dense", "cls.output": "classifier"} if self.ranks else {}
         return (
             named({"token_embd.weight": f"{embeddings}.word_embeddings.weight"})
             | tables(
@@ -90,6 +127,7 @@ class Bert(Encoder):
                 }
             )
             | both({"token_embd_norm": f"{embeddings}.LayerNorm"})
+            | scoring(scores)
         )
 
     def layer(self, number: int) -> dict[str, Tensor]:
@@ -107,7 +145,7 @@ class Bert(Encoder):
         )
 
     def prefix(self, number: int) -> str:
-        return f"model.encoder.layer.{number}."
+        return f"{self.stem}.encoder.layer.{number}."
 
     def checkpoint_name(self, module: str) -> str:
         for part in ("query", "key", "value"):
@@ -178,16 +216,21 @@ class ModernBert(Encoder):
     model_type = "modernbert"
     activation = "gelu"
 
+    def __init__(self, file: GgufFile) -> None:
+        super().__init__(file)
+        self.stem = "model." if self.ranks else ""
+        if self.ranks:
+            self.class_name = "ModernBertForSequenceClassification"
+
     def config(self) -> dict[str, Any]:
-        config = super().config()
+        config = super().config() | (self.scores() if self.ranks else {})
         theta = config.pop("rope_theta")
         if config.pop("rope_scaling"):
             raise self.refuse("is a ModernBERT that scales its positions")
-        self.field("classifier.pooling_type")  # of rerankers alone
         window = self.size("attention.sliding_window", 0, least=0)
         windowed = self.windowed(3, first=True) if window else [False] * self.num_layers
         own = self.number("rope.freq_base_swa", 10000.0)
-        kind = self.file.get(f"{self.name}.hidden_activation", str, config.pop("hidden_act"))
+        kind = self.text("hidden_activation", config.pop("hidden_act"))
         if kind not in ("gelu", "silu"):
             raise self.refuse(f"has the activation '{kind}'")
         return config | {
@@ -204,17 +247,33 @@ class ModernBert(Encoder):
             },
         }
 
+    def scores(self) -> dict[str, Any]:
+        """What config.json says of a classifier."""
+        kind = self.size("classifier.pooling_type", 2)
+        if kind not in CLASSIFIER_POOLING:
+            raise self.refuse(f"scores texts by the pooling {kind}")
+        return self.labels() | {
+            "classifier_activation": "gelu",
+            "classifier_bias": False,
+            "classifier_pooling": CLASSIFIER_POOLING[kind],
+        }
+
     def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
         return super().sizes(layer, config) | {"gate_up": 2 * config["intermediate_size"]}
 
     def outer(self) -> dict[str, Tensor]:
-        return named(
+        outer = named(
             {
-                "token_embd.weight": "embeddings.tok_embeddings.weight",
-                "token_embd_norm.weight": "embeddings.norm.weight",
-                "output_norm.weight": "final_norm.weight",
+                "token_embd.weight": f"{self.stem}embeddings.tok_embeddings.weight",
+                "token_embd_norm.weight": f"{self.stem}embeddings.norm.weight",
+                "output_norm.weight": f"{self.stem}final_norm.weight",
             }
         )
+        if not self.ranks:
+            return outer
+        norm = named({"cls.norm.weight": "head.norm.weight"})
+        head = scoring({"cls": "head.dense", "cls.output": "classifier"})
+        return outer | norm | {name: head[name] for name in head if name != "cls.bias"}
 
     def layer(self, number: int) -> dict[str, Tensor]:
         before = {"attn_norm.weight": "attn_norm.weight"}
@@ -232,10 +291,11 @@ class ModernBert(Encoder):
         )
 
     def prefix(self, number: int) -> str:
-        return f"layers.{number}."
+        return f"{self.stem}layers.{number}."
 
     def checkpoint_name(self, module: str) -> str:
-        return module.replace("encoder_layer.", "").lstrip(".")
+        module = module.replace("encoder_layer.", "").lstrip(".")
+        return module.replace("modernbert.", self.stem)
 
 
 class EmbeddingGemma(Gemma3):
@@ -266,8 +326,40 @@ class EmbeddingGemma(Gemma3):
         return module.lstrip(".")
 
 
+class EuroBert(Llama):
+    """EuroBERT and Jina Embeddings 5 Nano, loaded as a Llama that attends in both directions, which
+    computes the same."""
+
+    class_name = "LlamaBidirectionalModel"
+    causal = False
+    has_head = False
+
+    def config(self) -> dict[str, Any]:
+        kind = LLAMA_POOLING.get(self.pooling(), "")
+        if not kind:
+            raise self.refuse("does not say how it pools")
+        return super().config() | {"pooling": kind, "tie_word_embeddings": True}
+
+    def outer(self) -> dict[str, Tensor]:
+        return {
+            name: Tensor(tensor.name.removeprefix("model."))
+            for name, tensor in super().outer().items()
+            if name != "output.weight"
+        }
+
+    def prefix(self, number: int) -> str:
+        return f"layers.{number}."
+
+    def checkpoint_name(self, module: str) -> str:
+        return module.removeprefix("model.").lstrip(".")
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return ATTENTION | FFN_NORM | MLP
+
+
 KNOWN = {
     "bert": Bert,
+    "eurobert": EuroBert,
     "nomic-bert": NomicBert,
     "modern-bert": ModernBert,
     "gemma-embedding": EmbeddingGemma,

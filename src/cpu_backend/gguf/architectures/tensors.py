@@ -33,6 +33,8 @@ _MATRICES = {
     "ffn_gate_shexp": ("shared_ffn", "hidden"),
     "ffn_up_shexp": ("shared_ffn", "hidden"),
     "ffn_down_shexp": ("hidden", "shared_ffn"),
+    "cls": ("hidden", "hidden"),
+    "cls.output": ("labels", "hidden"),
 }
 _VECTORS = {
     "attn_q_norm": "head",
