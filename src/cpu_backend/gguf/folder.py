@@ -34,7 +34,7 @@ METHOD = "cpu_gguf"  # of quantization, and the load format
 SENTENCE_MODULES, POOLING = "sentence_transformers.models", "1_Pooling"
 
 # Raise this when the files written from the same GGUF file change.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 class PicturesError(ConfigError):
