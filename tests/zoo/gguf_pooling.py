@@ -141,11 +141,10 @@ def examine(spec: PoolingSpec, folder: Path) -> Outcome:
         *gguf_files.damaged(folder / "F32.gguf"),
         *pooling.differences(spec, found),
         *pooling.wrong_numbers(model, spec, None, found["float32"]),
+        *(wrong_scores(model, spec, folder) if spec.name == RERANKER else []),
         *pooling.bf16_faults(model, spec, None, found["bfloat16"]),
         *pooling.rounding_faults(model, spec, None, found["Q8_0"], size, "Q8_0"),
     ]
-    if spec.name == RERANKER:
-        faults += wrong_scores(model, spec, folder)
     return Outcome(judge.WRONG if faults else judge.RIGHT, "; ".join(faults) or spec.note)
 
 
