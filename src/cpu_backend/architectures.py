@@ -110,6 +110,16 @@ def check_layers(model: Any) -> None:
         )
 
 
+def check_class(architecture: str) -> None:
+    """Refuse a class that the host has for GPUs alone, before its module, which may need packages
+    for GPUs, is imported.  Those that run here were compared."""
+    if model_classes.is_for_gpus(architecture) and not is_compared(architecture):
+        raise ConfigError(
+            f"{architecture} is written for GPUs in this vLLM, with kernels that cpu_backend does "
+            "not have: choose another model."
+        )
+
+
 def check_ranks(architecture: str, parallel: Any) -> None:
     """Refuse a model that cannot be cut as asked; parallel: the host's ParallelConfig."""
     names = _names(architecture)

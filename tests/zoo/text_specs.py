@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo import delta_specs, renamed_mixture_specs, renamed_specs
+from tests.zoo import delta_specs, newer_specs, renamed_mixture_specs, renamed_specs
 from tests.zoo.build import EAGER, WINDOW, Spec
 from tests.zoo.latents import (
     CORRECTED,
@@ -488,4 +488,10 @@ OWN = (
         },
     ),
 )
-SPECS = (*OWN, *delta_specs.SPECS, *renamed_specs.SPECS, *renamed_mixture_specs.SPECS)
+SPECS = (
+    *OWN,
+    *delta_specs.SPECS,
+    *renamed_specs.SPECS,
+    *renamed_mixture_specs.SPECS,
+    *newer_specs.SPECS,
+)
