@@ -62,8 +62,8 @@ def test_while_it_is_imported(name: str, tmp_path: Path) -> None:
 
 def test_while_an_import_fails_that_succeeds_later(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.py"
-    path.write_text(ARMS.format(test="this_test") + "raise ValueError\n")
-    with pytest.raises(ValueError):
+    path.write_text(ARMS.format(test="this_test") + "raise ValueError('not yet')\n")
+    with pytest.raises(ValueError, match="not yet"):
         importlib.import_module(name)
     path.write_text(f"{CODE}\n# now it can be imported\n")
     importlib.invalidate_caches()
