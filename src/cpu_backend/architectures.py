@@ -41,10 +41,12 @@ WITHOUT_STAGES = (
     "SolarForCausalLM",
     "VoxtralForConditionalGeneration",
 )
-# Those whose layers, as it found, do not know that each rank has a part of the heads.
+# Those whose layers, as it found or the host says, do not know that each rank has a part of the
+# heads.
 WITHOUT_HALVES = (
     "ColBERTModernBertModel",
     "ColModernVBertForRetrieval",
+    "DoryForCausalLM",
     "ModernBertForSequenceClassification",
     "ModernBertForTokenClassification",
     "ModernBertModel",

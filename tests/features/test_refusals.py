@@ -15,7 +15,7 @@ from cpu_backend.architectures import WITHOUT_ADAPTERS
 from cpu_backend.errors import ConfigError
 from cpu_backend.only_with import LIMITS
 from tests.e2e.forked_cli import Run, run_all
-from tests.zoo import build, image_specs, text_specs
+from tests.zoo import build, image_specs, newer_specs, text_specs
 
 
 def _configure(model: str | Path, max_model_len: int = 512, **options: Any) -> Any:
@@ -307,6 +307,11 @@ def test_layers_of_kimi_k3_in_a_kimi_linear(tmp_path: Path) -> None:
         ("K2HorizonForCausalLM", {"mova_num_experts": 4}),
         ("MixtralForCausalLM", {"hidden_act": "gelu"}),
         ("Mamba2ForCausalLM", {"time_step_limit": (0.5, 4.0)}),
+        pytest.param(
+            "DoryForCausalLM",
+            {"recurrent_kv_cache_mode": "last_loop"},
+            marks=pytest.mark.needs("vLLM 0.33"),
+        ),
     ],
 )
 def test_what_the_hosts_class_does_not_read(
@@ -334,6 +339,7 @@ def test_limits_are_of_classes_that_the_host_has() -> None:
     from vllm.model_executor.models.registry import _VLLM_MODELS
 
     known = {*_VLLM_MODELS, *(name for _, name in _VLLM_MODELS.values())}
+    known |= {spec.name for spec in newer_specs.SPECS}
     assert not {name for limit in LIMITS for name in limit.classes.split()} - known
 
 
