@@ -178,9 +178,11 @@ slow-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/ray $(STAMPS)/torchao image
 # Apart from .venv: its package asks for the CUDA build of torch, and all other tests show that
 # nothing but such models needs it.  The others are for one model each.
 TORCHVISION = $(CURDIR)/$(VENV)/torchvision
+TORCHVISION_VERSION = $(shell PYTHONPATH=src $(BIN)/python -c \
+	'from cpu_backend.serving.packages import torchvision_for; print(torchvision_for("$(TORCH_VERSION)"))')
 $(STAMPS)/torchvision: $(STAMPS)/venv
 	$(call step,fetching torchvision,$(PIP) install -q --no-deps --upgrade --target $(VENV)/torchvision \
-		$(TORCH_PIP_ARGS) torchvision==0.28.0)
+		$(TORCH_PIP_ARGS) torchvision==$(TORCHVISION_VERSION))
 	@$(PIP) install -q --no-deps --target $(VENV)/torchvision timm num2words docopt
 	@$(BIN)/python -m tools.cuda_stubs $(VENV) --package $(VENV)/torchvision/torchvision > /dev/null
 	@touch $@

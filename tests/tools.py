@@ -49,7 +49,19 @@ def _can_make_network_namespaces() -> bool:
     return subprocess.run([unshare, "-n", "true"], capture_output=True).returncode == 0
 
 
+def _host_is_since(minor: int) -> bool:
+    from cpu_backend.host.source import host
+
+    return host().release >= (0, minor)
+
+
 TOOLS = {
+    "vLLM 0.33": Tool(
+        "models that came with vLLM 0.33",
+        "make test VLLM_VERSION=0.33.0 TORCH_VERSION=2.14.0, in another clone",
+        lambda: _host_is_since(33),
+        installable=False,
+    ),
     "nginx": _program("nginx", "the nginx example before two servers", "nginx"),
     "haproxy": _program("haproxy", "the HAProxy example before two servers", "haproxy"),
     "buildah": _program("buildah", "images", "buildah"),

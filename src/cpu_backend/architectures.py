@@ -41,10 +41,12 @@ WITHOUT_STAGES = (
     "SolarForCausalLM",
     "VoxtralForConditionalGeneration",
 )
-# Those whose layers, as it found, do not know that each rank has a part of the heads.
+# Those whose layers, as it found or the host says, do not know that each rank has a part of the
+# heads.
 WITHOUT_HALVES = (
     "ColBERTModernBertModel",
     "ColModernVBertForRetrieval",
+    "DoryForCausalLM",
     "ModernBertForSequenceClassification",
     "ModernBertForTokenClassification",
     "ModernBertModel",
@@ -107,6 +109,16 @@ def check_layers(model: Any) -> None:
             f"{model.architecture} has layers with a recurrent state, and is not among the models "
             "with such layers that cpu_backend has been compared with transformers on "
             "(docs/models.md): choose one of those."
+        )
+
+
+def check_class(architecture: str) -> None:
+    """Refuse a class that the host has for GPUs alone, before its module, which may need packages
+    for GPUs, is imported.  Those that run here were compared."""
+    if model_classes.is_for_gpus(architecture) and not is_compared(architecture):
+        raise ConfigError(
+            f"{architecture} is written for GPUs in this vLLM, with kernels that cpu_backend does "
+            "not have: choose another model."
         )
 
 

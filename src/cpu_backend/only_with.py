@@ -187,6 +187,13 @@ LIMITS = (
         unless=("n_group", 1),
     ),
     Limit("mova_num_experts", (0,), "K2HorizonForCausalLM"),
+    # Tokens of earlier steps by the last loop: answers would depend on how prompts are cut.
+    Limit(
+        "recurrent_kv_cache_mode",
+        ("per_loop",),
+        "DoryForCausalLM",
+        unless=("n_recurrent_loops", 1),
+    ),
     # States.
     Limit("time_step_limit", ((0.0, float("inf")),), "Mamba2ForCausalLM"),
     Limit(

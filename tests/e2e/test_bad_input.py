@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import tools
 from tests.e2e.forked_cli import Done, Run, run_all
 from tests.e2e.server import environment, free_port
 
@@ -269,6 +270,8 @@ GPU_COMMANDS = {
     ),
     "snapshot restore": (("snapshot", "restore", "/any"), "`vllm serve` instead"),
 }
+if tools.is_there("vLLM 0.33"):
+    GPU_COMMANDS["bench forward"] = (("bench", "forward", "--model", "/any"), "times CUDA graphs")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import model_inspection, processor
+from cpu_backend.serving import packages
 
 
 class Model:
@@ -37,12 +38,19 @@ def inspect(request: pytest.FixtureRequest) -> Any:
 
 
 def test_it_is_named_with_the_way_to_get_it(inspect: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^Xyz needs the Python package torchvision, .*0\.28\.0"):
+    with pytest.raises(
+        ConfigError, match=r"^Xyz needs the Python package torchvision, .*0\.2\d\.0"
+    ):
         inspect("Xyz", Model("torchvision"))
     with pytest.raises(ConfigError, match=r"package abc, .*`pip install abc`"):
         inspect("Xyz", Model("abc.def"))
     with pytest.raises(ConfigError, match=r"package nested, .*`pip install nested`"):
         inspect("Xyz", Model("nested"))
+
+
+def test_torchvision_is_the_one_of_the_installed_torch() -> None:
+    assert packages.torchvision_for("2.13.0+cpu") == "0.28.0"
+    assert packages.torchvision_for("2.14.1") == "0.29.1"
 
 
 def test_other_outcomes_are_the_hosts(inspect: Any) -> None:
@@ -56,7 +64,7 @@ def test_other_outcomes_are_the_hosts(inspect: Any) -> None:
         (
             "\nXyzProcessor requires the Torchvision library but it was not found in your "
             "environment. Check out the instructions\non the page.",
-            r"^XyzProcessor needs the Python package torchvision, .*0\.28\.0",
+            r"^XyzProcessor needs the Python package torchvision, .*0\.2\d\.0",
         ),
         (
             "\nXyz requires the torchaudio library but it was not found in your environment. ",
@@ -82,5 +90,7 @@ def test_so_is_one_that_is_imported_when_the_processor_is_used() -> None:
         Model("torchvision").inspect_model_cls()
 
     config = SimpleNamespace(model_config=SimpleNamespace(architecture="Xyz"))
-    with pytest.raises(ConfigError, match=r"^Xyz needs the Python package torchvision, .*0\.28\.0"):
+    with pytest.raises(
+        ConfigError, match=r"^Xyz needs the Python package torchvision, .*0\.2\d\.0"
+    ):
         processor.use(measure)(None, config)

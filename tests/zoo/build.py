@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 EAGER = {"attn_implementation": "eager"}  # transformers caps scores there only
+FOR_GPUS = "is written for GPUs"  # of the sentence about classes of which the host has no others
 WINDOW = 48  # tokens of a sliding window, less than the longer prompts
 
 # What every model has unless its Spec differs: odd sizes, three query heads per key head, a

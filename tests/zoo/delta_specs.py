@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.zoo.build import Spec
+from tests.zoo.build import FOR_GPUS, Spec
 
 # Every other layer a gated delta net, with heads that fill no vector and share keys.
 GATED_DELTA = {
@@ -13,7 +13,6 @@ GATED_DELTA = {
     "linear_value_head_dim": 24,
 }
 # The host cannot import the class without torchvision.
-VISION = "failed to be inspected"
 
 SPECS = (
     Spec(
@@ -56,12 +55,5 @@ SPECS = (
         GATED_DELTA,
         needs=("torchvision",),
     ),
-    Spec(
-        "Qwen4ExpForCausalLM",
-        "Qwen4 preview",
-        "qwen4_exp_text",
-        refused="recurrent state",
-        host=VISION,
-        note="its class imports torchvision",
-    ),
+    Spec("Qwen4ExpForCausalLM", "Qwen4 preview", "qwen4_exp_text", refused=FOR_GPUS),
 )

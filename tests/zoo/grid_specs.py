@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.zoo import processors
+from tests.zoo.build import FOR_GPUS
 from tests.zoo.delta_specs import GATED_DELTA
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Shown, Sound, beside, shown
 from tests.zoo.mended import behind_all
@@ -169,8 +170,7 @@ SPECS = (
         "GLM-5 Next",
         "glm5_next",
         {"text_config": {"model_type": "glm5_next_text", "num_key_value_heads": 6}},
-        refused="sparse attention",
-        needs=TORCHVISION,
+        refused=FOR_GPUS,
     ),
     MediaSpec(
         "GlmOcrForConditionalGeneration",
@@ -389,7 +389,6 @@ SPECS = (
         "Qwen4 preview with images",
         "qwen4_exp",
         {"text_config": {"model_type": "qwen4_exp_text"}},
-        refused="recurrent state",
-        needs=TORCHVISION,
+        refused=FOR_GPUS,
     ),
 )

@@ -40,7 +40,10 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
+from tests.zoo.domyn import DomynEdgeForCausalLM  # noqa: F401
+from tests.zoo.dory import DoryForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
 from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
@@ -176,6 +179,31 @@ class JinaColBert(JinaEmbeddingsV3PreTrainedModel):
     def forward(self, input_ids: torch.Tensor) -> Any:
         """``input_ids`` [1, n]; [1, n, WIDTH] of length 1 by a head in fp32."""
         return _embeddings(self.roberta(input_ids).last_hidden_state, self.linear)
+
+
+class Lfm2Bidirectional(Lfm2Model):
+    """Embeds a text whose tokens see what comes after them, too."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for i, layer in enumerate(self.layers):
+            if layer.is_attention_layer:
+                layer.self_attn.is_causal = False
+            else:
+                layer.conv = CenteredConv(config, i)
+
+
+class CenteredConv(Lfm2ShortConv):
+    """Of as many tokens before each as after it."""
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        """``hidden_states`` [1, n, hidden]; the same."""
+        before, after, x = self.in_proj(hidden_states).transpose(1, 2).chunk(3, 1)
+        weight, bias = self.conv.weight, self.conv.bias
+        convolved = torch.nn.functional.conv1d(
+            before * x, weight, bias, padding=weight.shape[-1] // 2, groups=len(weight)
+        )
+        return self.out_proj((after * convolved).transpose(1, 2))
 
 
 class Lfm2ColBert(Lfm2Model):

@@ -34,6 +34,7 @@ INT8 = "cpu_int8"
 # By the class that makes the model; the answer is all of them, one after the other.
 TASKS = {
     "AutoModel": ("embed",),
+    "Lfm2Bidirectional": ("embed",),
     SEQUENCE: ("classify",),
     "Qwen3RerankerForSequenceClassification": ("classify",),
     TOKEN: ("token_classify",),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.zoo import pooling_processors
 from tests.zoo.media import PICTURES, TORCHVISION, shown
+from tests.zoo.newer_specs import NEEDS
 from tests.zoo.pooling_specs import ROPE, SCORE, VISION, PoolingSpec
 from tests.zoo.processors import FIRST
 from tests.zoo.renamed_specs import INTERNLM2
@@ -34,6 +37,33 @@ FLASH = (
     (r"post_mlp_layernorm", "norm2"),
 )
 
+COL_MODERN = PoolingSpec(
+    "ColModernVBertForRetrieval",
+    "ColModernVBERT",
+    "modernvbert",
+    {
+        # The host takes the rest for granted.
+        "text_config": {
+            "model_type": "modernbert",
+            "vocab_size": 1000,
+            "hidden_size": 192,
+            "intermediate_size": 352,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "max_position_embeddings": 1024,
+        },
+        "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+        "pixel_shuffle_factor": 2,
+        "image_token_id": FIRST,
+        "embedding_dim": 24,
+    },
+    auto="ModernVColBert",
+    processor=pooling_processors.colmodernvbert,
+    cases=shown("", PICTURES, at_once=1)[:-1],
+    published=((r"^model\.vision_model\.(?!vision_model)", r"\g<0>vision_model."),),
+    needs=TORCHVISION,
+)
+
 SPECS = (
     PoolingSpec(
         "ColBERTJinaRobertaModel",
@@ -48,31 +78,25 @@ SPECS = (
         auto="JinaColBert",
         published=FLASH,
     ),
+    COL_MODERN,
+    replace(
+        COL_MODERN,
+        name="ModernVBertModel",
+        models="ColModernVBERT by its other name",
+        needs=(*TORCHVISION, *NEEDS),
+    ),
     PoolingSpec(
-        "ColModernVBertForRetrieval",
-        "ColModernVBERT",
-        "modernvbert",
+        "Lfm2BidirectionalModel",
+        "LFM2 in both directions",
+        "lfm2",
         {
-            # The host takes the rest for granted.
-            "text_config": {
-                "model_type": "modernbert",
-                "vocab_size": 1000,
-                "hidden_size": 192,
-                "intermediate_size": 352,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 6,
-                "max_position_embeddings": 1024,
-            },
-            "vision_config": {**VISION, "model_type": "siglip_vision_model"},
-            "pixel_shuffle_factor": 2,
-            "image_token_id": FIRST,
-            "embedding_dim": 24,
+            "tie_word_embeddings": True,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_dim": 192,
+            "block_dim": 192,
         },
-        auto="ModernVColBert",
-        processor=pooling_processors.colmodernvbert,
-        cases=shown("", PICTURES, at_once=1)[:-1],
-        published=((r"^model\.vision_model\.(?!vision_model)", r"\g<0>vision_model."),),
-        needs=TORCHVISION,
+        auto="Lfm2Bidirectional",
+        needs=NEEDS,
     ),
     PoolingSpec(
         "GteNewForSequenceClassification",

@@ -30,7 +30,8 @@ layers, odd sizes, grouped heads, windows shorter than the prompts. Made by
   differ from those of others.  The notes say which of them were compared; a server that takes
   further ones says so when it starts.  Videos are frames at two a second, as many as they have.
   Most image models need torchvision, which neither the host nor this backend brings:
-  `pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu`.
+  `pip install torchvision==0.28.0 --no-deps --index-url https://download.pytorch.org/whl/cpu`,
+  beside torch 2.14 torchvision 0.29.0.
   Granite Speech needs torchaudio, from the same index.
 - [Other dtypes, quantizations and KV caches](model_formats.md) have a table of their own.
 - **refused**: the server ends at start, before weights are read, with the sentence in the notes.

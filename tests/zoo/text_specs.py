@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.zoo import delta_specs, renamed_mixture_specs, renamed_specs
-from tests.zoo.build import EAGER, WINDOW, Spec
+from tests.zoo import delta_specs, newer_specs, renamed_mixture_specs, renamed_specs
+from tests.zoo.build import EAGER, FOR_GPUS, WINDOW, Spec
 from tests.zoo.latents import (
     CORRECTED,
     FEW_CHOSEN,
@@ -48,7 +48,6 @@ NO_LIMIT = (0.0, float("inf"))
 # As Qwen2.5-1M has it; within the first chunk it changes nothing.
 ONE_CHUNK = {"chunk_size": 1024, "local_size": 16, "original_max_position_embeddings": 1024}
 LFM2 = {"layer_types": ["conv", "full_attention", "conv"]}
-SPARSE = "sparse attention"
 
 OWN = (
     Spec(
@@ -132,7 +131,7 @@ OWN = (
         "DeepSeek V4",
         "deepseek_v4",
         {"num_hidden_layers": 43},
-        refused=SPARSE,
+        refused=FOR_GPUS,
         host="mlp_layer_types",
         note="the host cannot read the config that transformers writes",
     ),
@@ -271,7 +270,7 @@ OWN = (
         "hy_v3",
         {"first_k_dense_replace": 1, "expert_hidden_dim": 96, "route_norm": True, "qk_norm": True},
     ),
-    Spec("HYV4ForCausalLM", "Hunyuan 4", "hy_v4", refused=SPARSE),
+    Spec("HYV4ForCausalLM", "Hunyuan 4", "hy_v4", refused=FOR_GPUS),
     Spec(
         "HrmTextForCausalLM",
         "HRM-Text",
@@ -282,13 +281,7 @@ OWN = (
     Spec("HunYuanDenseV1ForCausalLM", "Hunyuan dense", "hunyuan_v1_dense"),
     Spec("HunYuanMoEV1ForCausalLM", "Hunyuan MoE", "hunyuan_v1_moe"),
     Spec("HyperCLOVAXForCausalLM", "HyperCLOVA X", "hyperclovax", GRANITE),
-    Spec(
-        "InklingForCausalLM",
-        "Inkling",
-        "inkling_text",
-        host="Tokenizer not available",
-        note="its code is for NVIDIA and AMD only",
-    ),
+    Spec("InklingForCausalLM", "Inkling", "inkling_text", refused=FOR_GPUS),
     Spec("InternLM3ForCausalLM", "InternLM 3", "llama", note="loaded as a Llama"),
     Spec("IQuestCoderForCausalLM", "IQuest-Coder", "llama", note="loaded as a Llama"),
     Spec("Jais2ForCausalLM", "Jais 2", "jais2"),
@@ -488,4 +481,10 @@ OWN = (
         },
     ),
 )
-SPECS = (*OWN, *delta_specs.SPECS, *renamed_specs.SPECS, *renamed_mixture_specs.SPECS)
+SPECS = (
+    *OWN,
+    *delta_specs.SPECS,
+    *renamed_specs.SPECS,
+    *renamed_mixture_specs.SPECS,
+    *newer_specs.SPECS,
+)

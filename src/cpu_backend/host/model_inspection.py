@@ -1,6 +1,7 @@
 """A model's class is imported in this process, and what it lacks is named.
 
-What: ``_run_in_subprocess`` calls the function here; classes that need a Python package name it.
+What: ``_run_in_subprocess`` calls the function here; classes that need a Python package name it,
+    and those for GPUs are refused.
 Why: the host inspects classes in another Python, because of CUDA contexts.  That one imports what
     lies in the current folder, and everything else once more.  The engine's process then has the
     class from the fork.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cpu_backend import architectures
 from cpu_backend.host.seam import patch
 from cpu_backend.serving import packages
 
@@ -34,7 +36,13 @@ def inspect_here(original: Any) -> Any:
 @patch(REGISTRY, "_try_inspect_model_cls(model_arch, model)")
 def inspect(original: Any) -> Any:
     """What was inspected may be known of an earlier start, so it is loaded the same way."""
-    return packages.in_classes(original, "inspect_model_cls")
+    look = packages.in_classes(original, "inspect_model_cls")
+
+    def inspect_for_cpus(architecture: str, model: Any) -> Any:
+        architectures.check_class(architecture)
+        return look(architecture, model)
+
+    return inspect_for_cpus
 
 
 @patch(REGISTRY, "_try_load_model_cls(model_arch, model)")

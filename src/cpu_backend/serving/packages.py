@@ -10,6 +10,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 from cpu_backend.errors import ConfigError
@@ -17,10 +18,7 @@ from cpu_backend.serving.sentences import sentence, told
 
 # What the usual index has of these is made for GPUs and does not load beside torch for CPUs.
 FOR_CPUS = "--no-deps --index-url https://download.pytorch.org/whl/cpu"
-INSTALL = {
-    "torchvision": f"torchvision==0.28.0 {FOR_CPUS}",
-    "torchaudio": f"torchaudio==2.11.0 {FOR_CPUS}",
-}
+TORCHAUDIO = "2.11.0"  # its last release
 
 # How transformers says who needs what.
 NEEDS = (
@@ -33,8 +31,21 @@ def missing(who: str, package: str) -> ConfigError:
     """What to raise."""
     return ConfigError(
         f"{who} needs the Python package {package}, which is not installed: "
-        f"run `pip install {INSTALL.get(package, package)}`, or choose another model."
+        f"run `pip install {_to_install(package)}`, or choose another model."
     )
+
+
+def _to_install(package: str) -> str:
+    """What pip is given."""
+    if package == "torchvision":
+        return f"{package}=={torchvision_for(version('torch'))} {FOR_CPUS}"
+    return f"{package}=={TORCHAUDIO} {FOR_CPUS}" if package == "torchaudio" else package
+
+
+def torchvision_for(torch: str) -> str:
+    """The release that is made for a release of torch: 0.28.0 for 2.13.0, 0.29.0 for 2.14.0."""
+    _, minor, patch = map(int, re.findall(r"\d+", torch)[:3])
+    return f"0.{minor + 15}.{patch}"
 
 
 def in_classes(attempt: Callable[[str, Any], Any], method: str) -> Callable[[str, Any], Any]:

@@ -1,0 +1,33 @@
+"""Which of the host's classes may be made on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm.model_executor.models.registry import _VLLM_MODELS
+
+from cpu_backend.architectures import COMPARED
+from cpu_backend.errors import ConfigError
+from cpu_backend.host import model_inspection
+from cpu_backend.host.model_classes import FOR_GPUS
+
+OF_GPUS = [name for name, (module, _) in _VLLM_MODELS.items() if module.startswith(FOR_GPUS)]
+
+
+class Model:
+    """What the host has before it imports a class."""
+
+    def inspect_model_cls(self) -> str:
+        return "imported"
+
+
+def test_classes_for_gpus_are_refused_before_they_are_imported() -> None:
+    inspect: Any = model_inspection.inspect(lambda architecture, model: None)
+    refused = [name for name in OF_GPUS if name not in COMPARED]
+    assert "HYV4ForCausalLM" in refused
+    for name in refused:
+        with pytest.raises(ConfigError, match=rf"^{name} is written for GPUs in this vLLM, .*\.$"):
+            inspect(name, Model())
+    for name in ("LlamaForCausalLM", "NobodysForCausalLM", *set(OF_GPUS) & COMPARED.keys()):
+        assert inspect(name, Model()) == "imported"
