@@ -43,7 +43,7 @@ static inline bool uses_quads(const QuantLayout& layout) {
     case Activations::kInt8:
     case Activations::kInt8Token:
     case Activations::kInt8Static:
-      return (layout.bits == 4 && layout.kind != CodeKind::kTable) || kQuads8;
+      return (layout.bits <= 4 && layout.kind != CodeKind::kTable) || kQuads8;
     default:
       return false;
   }
