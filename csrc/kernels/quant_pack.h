@@ -143,15 +143,14 @@ static inline void pack_fp8_step(const QuantPackArgs& args, int64_t column, int6
 }
 
 // Codes of 2 bits, or 3, of column c of a panel; columns come in their order.
-template <int kBits>
-CPU_BACKEND_INLINE void store_narrow_codes(const uint32_t (&code)[QuantLayout::kStep], int64_t c,
-                                           char* step) {
+CPU_BACKEND_INLINE void store_narrow_codes(int bits, const uint32_t (&code)[QuantLayout::kStep],
+                                           int64_t c, char* step) {
   for (int odd = 0; odd < 2; ++odd) {
     uint32_t half = 0;
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) half |= code[2 * i + odd] << (kBits * i);
+    for (int i = 0; i < 4; ++i) half |= code[2 * i + odd] << (bits * i);
     step[2 * c + odd] = static_cast<char>(half);
-    if constexpr (kBits == 3) {
+    if (bits == 3) {
       char& both = step[2 * kPanelWidth + 2 * (c % kLanes) + odd];
       both = static_cast<char>(c < kLanes ? half >> 8 : (both & 15u) | half >> 8 << 4);
     }
@@ -159,17 +158,18 @@ CPU_BACKEND_INLINE void store_narrow_codes(const uint32_t (&code)[QuantLayout::k
 }
 
 // Channels [k, k + 8) before `end` of integer codes; those of columns past the weight's are zero.
-// A column at a time, whose codes lie side by side in most orders.
+// A column at a time, whose codes lie side by side in most orders.  kBits is layout.bits, or 0: 2
+// or 3.
 template <CodeOrder kOrder, int kSourceBits, int kBits>
 CPU_BACKEND_INLINE void pack_step(const QuantPackArgs& args, Slice columns, int64_t k, int64_t end,
                                   char* step) {
-  constexpr uint32_t kMask = (1u << kBits) - 1u;
+  const uint32_t mask = (1u << args.layout.bits) - 1u;
   const bool whole = k + QuantLayout::kStep <= end && !args.channels;
   for (int64_t c = 0; c < kPanelWidth; ++c) {
     const int64_t column = columns.begin + c;
     uint32_t code[QuantLayout::kStep] = {};
     const auto add = [&](int i, int64_t channel) CPU_BACKEND_LAMBDA {
-      code[i] = (source_code<kOrder, kSourceBits>(args, column, channel) + args.add) & kMask;
+      code[i] = (source_code<kOrder, kSourceBits>(args, column, channel) + args.add) & mask;
     };
     if (column >= columns.end) {
     } else if (whole) {
@@ -181,8 +181,8 @@ CPU_BACKEND_INLINE void pack_step(const QuantPackArgs& args, Slice columns, int6
         if (channel >= 0) add(i, channel);
       }
     }
-    if constexpr (kBits < 4) {
-      store_narrow_codes<kBits>(code, c, step);
+    if constexpr (kBits == 0) {
+      store_narrow_codes(args.layout.bits, code, c, step);
     } else {
       uint32_t word[2] = {};
 #pragma GCC unroll 8
@@ -227,8 +227,7 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
       } else if (kBits != 0 || layout.bits == 4) {
         pack_step<kOrder, kBits, 4>(args, own, k, end, at);
       } else if constexpr (kBits == 0) {
-        layout.bits == 3 ? pack_step<kOrder, 0, 3>(args, own, k, end, at)
-                         : pack_step<kOrder, 0, 2>(args, own, k, end, at);
+        pack_step<kOrder, 0, 0>(args, own, k, end, at);
       }
     }
   }

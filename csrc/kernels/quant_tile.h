@@ -383,7 +383,7 @@ class RegisterTile {
     if constexpr (kFew && kBits == 4) {
       if (layout.zero == ZeroKind::kLevels) return dot_levels<kQuads>(tile, a, codes, steps);
     }
-    if constexpr (kFew && (kQuads8 || !kQuads)) {
+    if constexpr (kFew && (!kQuads || (kQuads8 && kBits == 4))) {
       if (layout.kind == CodeKind::kTable)
         return dot_steps<form_of(kBits, true), kQuads, true>(tile, a, codes, steps);
     }
