@@ -32,13 +32,18 @@ class Scheme:
     group: int  # 0: all of in_features
     activations: str
     levels: bool = False  # two levels of scales, as cpu_int4 has them
-    table: bool = False  # 4-bit codes stand for 8-bit ones: MXFP4, NVFP4, NF4, GGUF's IQ types
+    table: bool = False  # codes stand for 8-bit ones: MXFP4, NVFP4, NF4, GGUF's IQ types
 
 
 SCHEMES = {
     "bf16": None,
     "W8A8 token": Scheme(8, 0, "int8_token"),
     "W8A16 group 128": Scheme(8, 128, "int16"),
+    "W2A16 group 16": Scheme(2, 16, "int16"),
+    "W2A16 group 128": Scheme(2, 128, "int16"),
+    "W3A16 group 16": Scheme(3, 16, "int16"),
+    "W3A16 group 128": Scheme(3, 128, "int16"),
+    "W3A16 table 32": Scheme(3, 32, "int16", table=True),
     "W4A16 group 128": Scheme(4, 128, "int16"),
     "W4A16 group 32": Scheme(4, 32, "int16"),
     "W4A16 levels": Scheme(4, 128, "int16", levels=True),

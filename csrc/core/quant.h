@@ -14,7 +14,7 @@ namespace cpu_backend {
 enum class CodeKind : int {
   kInteger,  // see ZeroKind
   kFp8,      // e4m3: weight = scale * code; 8 bits, no zero, activations kFloat
-  kTable,    // 4 bits, no zero: weight = scale * (table[q] - 128)
+  kTable,    // 2 to 4 bits, no zero: weight = scale * (table[q] - 128)
 };
 
 // What stands beside the scale of a group; q is the unsigned code of a weight.
@@ -47,10 +47,10 @@ struct QuantLayout {
   // At most so many steps of 16-bit activations and 8-bit codes sum to less than 2^31.
   static constexpr int64_t kSegmentSteps = 16;
   static constexpr int64_t kLevelChannels = 32;
-  // At most so many rows meet codes that stand for others as they are.
+  // At most so many rows meet codes that expand as they are.
   static constexpr int64_t kFewRows = 4;
 
-  int bits;  // 4 or 8
+  int bits;  // 2, 3, 4 or 8
   ZeroKind zero;
   DType scale_type;  // of scales and zeros, as stored
   Activations activations;
@@ -58,7 +58,7 @@ struct QuantLayout {
   int64_t group;  // channels that share a scale, 1 to k; the last group may be shorter
   CodeKind kind = CodeKind::kInteger;
   int parts = 1;           // weights side by side, see kernels/epilogue.h
-  uint8_t table[16] = {};  // kTable: the 8-bit codes that the 4-bit ones stand for
+  uint8_t table[16] = {};  // kTable: the 8-bit codes that codes stand for
 
   CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(k, group); }
   CPU_BACKEND_MEMBER int64_t group_steps() const { return ceil_div(group, kStep); }
@@ -95,16 +95,21 @@ struct QuantLayout {
     return kind == CodeKind::kTable || zero == ZeroKind::kLevels ? 128 : 1 << (bits - 1);
   }
 
-  // Whether 4-bit codes stand for 8-bit ones, and those.
-  CPU_BACKEND_MEMBER bool expands() const {
+  // Whether codes stand for 8-bit ones.
+  CPU_BACKEND_MEMBER bool stand_for_bytes() const {
     return zero == ZeroKind::kLevels || kind == CodeKind::kTable;
   }
+  // Whether many rows meet other codes than those that are stored, and these: 8-bit ones, or where
+  // none are stood for, 4-bit ones.
+  CPU_BACKEND_MEMBER bool expands() const { return bits < 4 || stand_for_bytes(); }
   CPU_BACKEND_MEMBER QuantLayout expanded() const {
     QuantLayout layout = *this;
-    if (expands()) {
+    if (stand_for_bytes()) {
       layout.bits = 8;
       layout.zero = ZeroKind::kMiddle;
       layout.kind = CodeKind::kInteger;
+    } else if (bits < 4) {
+      layout.bits = 4;
     }
     return layout;
   }

@@ -92,14 +92,28 @@ CPU_BACKEND_INLINE Vec second_of_pair(BytePairs<T> pairs) {
 }
 
 // A lane holds both of a pair, as 16-bit integers in memory order.
+CPU_BACKEND_INLINE VecU load_pairs(const uint8_t* p) {
+  typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes / 2)));
+  const Bytes bytes = load_raw<Bytes>(p);
+#if defined(__AVX512BW__)  // GCC widens both halves apart and joins them again
+  return (VecU)_mm512_cvtepu8_epi16((__m256i)bytes);
+#elif defined(__AVX2__)
+  return (VecU)_mm256_cvtepu8_epi16((__m128i)bytes);
+#elif defined(__aarch64__)  // which GCC 12 does one by one
+  return (VecU)vmovl_u8((uint8x8_t)bytes);
+#else
+  typedef uint16_t Wide __attribute__((vector_size(kVectorBytes)));
+  return (VecU) __builtin_convertvector(bytes, Wide);
+#endif
+}
 CPU_BACKEND_INLINE VecI load_pairs(const int8_t* p) {
   typedef int8_t Bytes __attribute__((vector_size(kVectorBytes / 2)));
   const Bytes bytes = load_raw<Bytes>(p);
-#if defined(__AVX512BW__)  // GCC widens both halves apart and joins them again
+#if defined(__AVX512BW__)
   return (VecI)_mm512_cvtepi8_epi16((__m256i)bytes);
 #elif defined(__AVX2__)
   return (VecI)_mm256_cvtepi8_epi16((__m128i)bytes);
-#elif defined(__aarch64__)  // which GCC 12 does one by one
+#elif defined(__aarch64__)
   return (VecI)vmovl_s8((int8x8_t)bytes);
 #else
   typedef int16_t Wide __attribute__((vector_size(kVectorBytes)));

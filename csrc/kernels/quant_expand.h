@@ -1,5 +1,6 @@
-// 4-bit codes expanded into the packed form of 8-bit ones: those that stand for others, and, for
-// matrix tiles, which know bytes only, all.
+// Codes that many rows meet expanded, because unpacking them once costs less than for every tile of
+// rows: into the packed form of 8-bit codes those that stand for such, and for matrix tiles, which
+// know bytes only, all; into that of 4-bit codes the others of 2 and 3 bits.
 //
 // ZeroKind::kLevels   code8 = step * code + base, whole numbers for every 32 channels and column:
 //                     four codes of a word, a byte each, are multiplied by a step at once.  No
@@ -8,11 +9,12 @@
 //                     whole numbers all through, so that no group of 32 needs arithmetic in fp32.)
 // CodeKind::kTable    code8 = table[code].  So are numbers without a rule: e2m1 (OCP Microscaling
 //                     Formats 1.0; twice the numbers are whole), the IQ types of GGUF.
+// others              code + the distance of the middles, where that is the zero.
 //
-// A product of one tile of rows expands a group at a time, which stays in L1, one of several tiles
-// a panel at a time: all rows then meet 8-bit codes, and both ways give the same numbers.  Up to
-// QuantLayout::kFewRows rows meet codes that are not expanded, but read so in registers
-// (kernels/quant_tile.h).
+// A product of one tile of rows expands into bytes a group at a time, which stays in L1, one of
+// several tiles a panel at a time, as all expand into 4 bits: all rows then meet the same codes,
+// and both ways give the same numbers.  Up to QuantLayout::kFewRows rows meet codes that are not
+// expanded, but read so in registers (kernels/quant_tile.h).
 #pragma once
 
 #include "core/quant.h"
@@ -33,26 +35,31 @@ CPU_BACKEND_INLINE void fetch_ahead(const char* from, int64_t bytes) {
     __builtin_prefetch(from + kDistance + line, 0, 3);
 }
 
-// Bytes of one panel's 8-bit codes for so many channels.
-constexpr int64_t expanded_bytes(int64_t channels) {
-  return ceil_div(channels, QuantLayout::kStep) * 4 * step_words(8) * kPanelWidth;
+// The even channels of a step in one half of each lane of vector v, the odd ones in the other, as
+// kernels/quant_pack.h has them; with 3 bits the uppermost four bits are any.
+template <int kBits>
+CPU_BACKEND_INLINE VecU load_halves(const char* step, int v) {
+  if constexpr (kBits == 4) return load_raw<VecU>(step + v * kVectorBytes);
+  const uint8_t* bytes = reinterpret_cast<const uint8_t*>(step);
+  const VecU lower = load_pairs(bytes + v * (kVectorBytes / 2));
+  if constexpr (kBits == 2) return lower;
+  static_assert(kPanelVecs == 2, "a byte has the upper bits of columns of two vectors");
+  const VecU upper = load_pairs(bytes + 2 * kPanelWidth);
+  return lower | (v == 0 ? upper << 8 : upper << 4 & 0x0f000f00u);
 }
 
-// The codes of one panel and group after its scales; returns where the panel goes on.
-static inline const char* expand_table(const QuantLayout& layout, const char* from,
-                                       int64_t channels, char* to) {
-  const ByteTable table(layout.table);
-  for (int64_t i = 0; i < channels; i += QuantLayout::kStep) {
-    fetch_ahead(from, 4 * kPanelWidth);
-    for (int v = 0; v < kPanelVecs; ++v) {
-      const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
-      store_raw(to + 4 * v * kLanes, table[word & 0x0f0f0f0fu]);
-      store_raw(to + 4 * (kPanelWidth + v * kLanes), table[shift_halves(word, 4) & 0x0f0f0f0fu]);
-    }
-    from += 4 * kPanelWidth;
-    to += 8 * kPanelWidth;
+// The first or second four channels of a step, a byte each.
+template <int kBits>
+CPU_BACKEND_INLINE VecU quads_of_halves(VecU halves, int second) {
+  constexpr uint32_t kCode = (1u << kBits) - 1u;
+  if constexpr (kBits == 3) {
+    const VecU even = second ? shift_halves(halves, 6) : halves;
+    const VecU odd = second ? halves >> 1 : halves << 5;
+    return (even & kCode * 0x00010001u) | (odd & kCode * 0x01000100u);
+  } else {
+    const VecU word = kBits == 2 ? halves | halves << 6 : halves;
+    return (second ? shift_halves(word, 4) : word) & kCode * 0x01010101u;
   }
-  return from;
 }
 
 static inline const char* expand_levels(const char* from, int64_t channels, char* to) {
@@ -83,42 +90,77 @@ static inline const char* expand_levels(const char* from, int64_t channels, char
   return from;
 }
 
-// Codes that stand for themselves.
-static inline const char* expand_nibbles(const char* from, int64_t channels, char* to) {
-  for (int64_t i = 0; i < channels; i += QuantLayout::kStep) {
-    fetch_ahead(from, 4 * kPanelWidth);
-    for (int v = 0; v < kPanelVecs; ++v) {
-      const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
-      store_raw(to + 4 * v * kLanes, word & 0x0f0f0f0fu);
-      store_raw(to + 4 * (kPanelWidth + v * kLanes), shift_halves(word, 4) & 0x0f0f0f0fu);
-    }
-    from += 4 * kPanelWidth;
-    to += 8 * kPanelWidth;
+// What the codes of a packed weight become for the rows that meet them.
+class Expansion {
+ public:
+  // rows: the layout that the rows were quantized for.
+  Expansion(const QuantLayout& packed, const QuantLayout& rows)
+      : packed_(packed),
+        add_(rows.zero == ZeroKind::kMiddle ? static_cast<uint32_t>(rows.middle() - packed.middle())
+                                            : 0) {
+    for (uint32_t q = 0; q < 16; ++q)
+      table_[q] =
+          packed.kind == CodeKind::kTable ? packed.table[q] : static_cast<uint8_t>(q + add_);
   }
-  return from;
-}
 
-static inline const char* expand_group(const QuantLayout& layout, const char* from,
-                                       int64_t channels, char* to) {
-  if (layout.kind == CodeKind::kTable) return expand_table(layout, from, channels, to);
-  if (kHasTiles && !layout.expands()) return expand_nibbles(from, channels, to);
-  return expand_levels(from, channels, to);
-}
+  // The codes of one panel and group after its scales, as those of kTo bits; returns where the
+  // panel goes on.
+  template <int kTo>
+  CPU_BACKEND_NOINLINE const char* group(const char* from, int64_t channels, char* to) const {
+    if (packed_.bits == 2) return expand<2, kTo>(from, channels, to);
+    if (packed_.bits == 3) return expand<3, kTo>(from, channels, to);
+    if constexpr (kTo == 8) {
+      if (packed_.zero == ZeroKind::kLevels) return expand_levels(from, channels, to);
+      return expand<4, kTo>(from, channels, to);
+    }
+    return from;  // there is nothing to expand
+  }
+  template <int kTo>
+  void panel(const char* from, char* to) const {
+    const int64_t head = group_head_bytes(packed_);
+    for (int64_t begin = 0; begin < packed_.k; begin += packed_.group) {
+      const int64_t left = packed_.k - begin;
+      const int64_t channels = left < packed_.group ? left : packed_.group;
+      __builtin_memcpy(to, from, static_cast<size_t>(head));
+      from = group<kTo>(from + head, channels, to + head);
+      to += head + ceil_div(channels, QuantLayout::kStep) * step_bytes(kTo);
+    }
+  }
 
-// A whole panel.
+ private:
+  template <int kBits, int kTo>
+  CPU_BACKEND_INLINE const char* expand(const char* from, int64_t channels, char* to) const {
+    const ByteTable table(table_);
+    const VecU add = VecU{} + add_ * 0x11111111u;
+    for (int64_t i = 0; i < channels; i += QuantLayout::kStep) {
+      fetch_ahead(from, step_bytes(kBits));
+      for (int v = 0; v < kPanelVecs; ++v) {
+        const VecU halves = load_halves<kBits>(from, v);
+        const VecU first = quads_of_halves<kBits>(halves, 0);
+        const VecU second = quads_of_halves<kBits>(halves, 1);
+        if constexpr (kTo == 8) {
+          store_raw(to + v * kVectorBytes, table[first]);
+          store_raw(to + 4 * kPanelWidth + v * kVectorBytes, table[second]);
+        } else {
+          store_raw(to + v * kVectorBytes, (first | second << 4) + add);
+        }
+      }
+      from += step_bytes(kBits);
+      to += step_bytes(kTo);
+    }
+    return from;
+  }
+
+  const QuantLayout& packed_;
+  uint32_t add_;
+  uint8_t table_[16];
+};
+
+// At most so many bytes a panel becomes.
 static inline int64_t expanded_panel_bytes(const QuantLayout& layout) {
   QuantLayout expanded = layout.expanded();
   expanded.bits = 8;
   return panel_bytes(expanded);
-}
-static inline void expand_panel(const QuantLayout& layout, const char* from, char* to) {
-  const int64_t head = group_head_bytes(layout);
-  for (int64_t begin = 0; begin < layout.k; begin += layout.group) {
-    const int64_t channels = layout.k - begin < layout.group ? layout.k - begin : layout.group;
-    __builtin_memcpy(to, from, static_cast<size_t>(head));
-    from = expand_group(layout, from + head, channels, to + head);
-    to += head + expanded_bytes(channels);
-  }
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -40,7 +40,7 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, int
     TileCodes codes = packed;
     const bool expand = Tile::kMayExpand && packed.expanded;
     if (expand) {
-      packed.at = expand_group(*packed.packed, packed.at, channels, packed.expanded);
+      packed.at = packed.expansion->group<8>(packed.at, channels, packed.expanded);
       codes.at = packed.expanded;
       codes.alone = false;
     }
@@ -90,6 +90,13 @@ CPU_BACKEND_INLINE void quant_rows(int64_t rows, int64_t panels, const QuantGemm
   }
 }
 
+// Codes that more rows do not meet.
+template <int kBits, bool kQuads>
+CPU_BACKEND_INLINE void few_quant_rows(int64_t rows, int64_t panels, const QuantGemmArgs& args,
+                                       int64_t row, const TileCodes& codes, float* block) {
+  quant_rows<kBits, kQuads, int{QuantLayout::kFewRows}>(rows, panels, args, row, codes, block);
+}
+
 // Results of a group of panels, what a tile keeps beside its own, and a panel of codes that are
 // expanded.
 constexpr int64_t kMostTogether = kHasTiles ? kMatrixRows : kMostItemRows;
@@ -99,7 +106,7 @@ constexpr int64_t kTileFloats =
 static_assert(kResultFloats >= kSideBySide * kPanelWidth && kMostRows <= kMostTogether, "results");
 
 static inline int64_t quant_scratch_floats(const QuantLayout& layout) {
-  const bool expands = layout.expands() || (kHasTiles && layout.bits == 4);
+  const bool expands = layout.expands() || (kHasTiles && layout.bits < 8);
   return kResultFloats + kTileFloats +
          (expands ? (expanded_panel_bytes(layout) + kReadPast) / 4 : 0);
 }
@@ -114,6 +121,12 @@ static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t r
     uses_quads(args.layout) ? quant_tile<MatrixTile<true>>(args, row, rows, codes, block, scratch)
                             : quant_tile<MatrixTile<false>>(args, row, rows, codes, block, scratch);
 #endif
+  } else if (args.layout.bits == 2) {
+    uses_quads(args.layout) ? few_quant_rows<2, true>(rows, panels, args, row, codes, block)
+                            : few_quant_rows<2, false>(rows, panels, args, row, codes, block);
+  } else if (args.layout.bits == 3) {
+    uses_quads(args.layout) ? few_quant_rows<3, true>(rows, panels, args, row, codes, block)
+                            : few_quant_rows<3, false>(rows, panels, args, row, codes, block);
   } else if (args.layout.bits == 4) {
     uses_quads(args.layout) ? quant_rows<4, true>(rows, panels, args, row, codes, block)
                             : quant_rows<4, false>(rows, panels, args, row, codes, block);
@@ -146,8 +159,9 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
   QuantGemmArgs multiplied = args;
   multiplied.layout = args.layout.multiplied(args.rows.m);
   const bool matrix = in_matrix(args.rows);
-  const bool expands =
-      multiplied.layout.bits != args.layout.bits || (matrix && args.layout.bits == 4);
+  const int code_bits = matrix ? 8 : multiplied.layout.bits;
+  const bool expands = code_bits != args.layout.bits;
+  const Expansion expansion(args.layout, multiplied.layout);
   float* const beside = scratch + kResultFloats;
   char* const expanded = reinterpret_cast<char*>(beside + kTileFloats);
   const int64_t count = rows.end - rows.begin;
@@ -159,14 +173,16 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
   const int64_t at_once = few && !expands && are_side_by_side(multiplied.layout) ? kSideBySide : 1;
   TileCodes codes{};
   codes.stride = bytes;
-  codes.alone = tiles == 1;
-  codes.packed = &args.layout;
-  codes.expanded = expands && codes.alone ? expanded : nullptr;
+  // Into 4 bits a panel at a time: an if per group costs the tiles of such codes a tenth.
+  const bool by_group = code_bits == 8 && tiles == 1;
+  codes.alone = tiles == 1 && (!expands || by_group);
+  codes.expansion = &expansion;
+  codes.expanded = expands && by_group ? expanded : nullptr;
   codes.table = ByteTable(args.layout.table);
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
   // of them fetch a part of the next one, which costs a single tile a tenth of its speed.  A matrix
   // tile computes for long enough.
-  const bool fetch = matrix || !codes.alone;
+  const bool fetch = matrix || tiles > 1;
   codes.ahead_step = fetch ? ceil_div(bytes, tiles * steps) : 0;
   // Panels go in equal groups: those that are taken at once, or before a gate as many as results
   // can wait for.  After every pair it interrupted the streams of memory: products of 2 rows took 5
@@ -180,8 +196,8 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
     for (int64_t q = p; q < end; q += at_once) {
       const char* panel = static_cast<const char*>(args.packed) + q * bytes;
       codes.at = panel;
-      if (expands && !codes.alone) {
-        expand_panel(args.layout, panel, expanded);
+      if (expands && !by_group) {
+        code_bits == 8 ? expansion.panel<8>(panel, expanded) : expansion.panel<4>(panel, expanded);
         codes.at = expanded;
       }
       float* block = scratch + (q - p) * count * kPanelWidth;

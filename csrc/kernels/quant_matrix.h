@@ -1,7 +1,8 @@
 // The matrix tile of quantized products: many rows of one panel by tiles of bytes (isa/tiles.h),
 // driven as kernels/quant_tile.h is, with the same sums and so the same results.
 //
-// Panel     a word of 8-bit codes of each column is what a tile has of the panel; 4-bit codes are
+// Panel     a word of 8-bit codes of each column is what a tile has of the panel; narrower codes
+// are
 //           expanded before (kernels/quant_expand.h).
 // Rows      kernels/quant_rows.h, Matrix: signed quads, or the upper and lower bytes of pairs, each
 //           by themselves: code * activation = 256 * (code * upper) + code * lower.

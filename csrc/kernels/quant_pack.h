@@ -1,15 +1,16 @@
 // Quantized weights: the one form in which every integer scheme is kept.
 //
-// A weight [n, k] is n columns of k codes of 4 or 8 bits, unsigned, with a scale per group of
+// A weight [n, k] is n columns of k codes of 2, 3, 4 or 8 bits, unsigned, with a scale per group of
 // channels and column, and a zero where the scheme has one (core/quant.h: ZeroKind).  AWQ, GPTQ,
-// compressed-tensors and GGUF's linear blocks all convert into it at load, without loss: 2- and
-// 3-bit codes become 4-bit ones, 5 to 7 bits become 8, int8 is shifted by 128.
+// compressed-tensors and GGUF's blocks all convert into it at load, without loss: 5 to 7 bits
+// become 8, int8 is shifted by 128.
 //
 // Panel    kPanelWidth columns; columns past n have scale 0; of two parts, panels of each in turn
 //          (kernels/epilogue.h).  Per group, in this order:
 //            scales [kPanelWidth] of scale_type
 //            zeros  [kPanelWidth] of scale_type, with kPoint and kOffset
-//            codes  [steps][words][kPanelWidth], a step being 8 channels; kLevels: before every
+//            codes  [steps][step_bytes], a step being 8 channels of all columns; kLevels: before
+//            every
 //                   kLevelChannels channels their levels, uint16 [kPanelWidth]
 //          so that one row of activations reads one contiguous range of memory.  After the last
 //          panel kReadPast zeros.
@@ -18,6 +19,9 @@
 //          first where the machine's byte order has the first of two neighbouring int16: masked, a
 //          word is a vector of such pairs, unmasked, one of quads (isa/dot.h).  With 4 bits the
 //          low nibbles are channels 0-3, the high ones 4-7.
+//          2 bits: two bytes per column, of the even channels and of the odd ones, lowest first.
+//          3 bits: the same with 12 bits instead of 8, whose upper four come after the bytes of all
+//          columns: two bytes with those of column c low and of column kLanes + c high.
 //          fp8: [8 channels][kPanelWidth] bytes.
 // Order    act-order weights are packed sorted by group: `channels` says which channel of the
 //          activations each k is, and the same list serves to read the activations
@@ -40,7 +44,7 @@ constexpr int code_word(int bits, int c) { return bits == 8 ? c / 4 : 0; }
 constexpr int code_shift(int bits, int c) {
   return 8 * byte_of_channel(c & 3) + (bits == 4 ? c / 4 * 4 : 0);
 }
-constexpr int64_t step_words(int bits) { return bits / 4; }
+constexpr int64_t step_bytes(int bits) { return bits * kPanelWidth; }
 
 // Steps that a matrix tile takes at a time, at most: its words are quads.
 constexpr int64_t kMatrixSteps = 8;
@@ -55,18 +59,15 @@ static inline int64_t group_head_bytes(const QuantLayout& layout) {
   return scale_bytes(layout) * (zeros ? 2 : 1);
 }
 constexpr int64_t kLevelsBytes = 2 * kPanelWidth;
-static inline int64_t step_bytes(const QuantLayout& layout) {
-  return 4 * step_words(layout.bits) * kPanelWidth;
-}
 static inline int64_t panel_bytes(const QuantLayout& layout) {
   const int64_t levels =
       layout.zero == ZeroKind::kLevels ? ceil_div(layout.k, QuantLayout::kLevelChannels) : 0;
-  return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout) +
+  return layout.groups() * group_head_bytes(layout) + layout.steps() * step_bytes(layout.bits) +
          levels * kLevelsBytes;
 }
 // Matrix tiles read whole parts of a segment, of which the last may end after the weight: what they
 // read too much meets activations of zero.
-constexpr int64_t kReadPast = kHasTiles ? (kMatrixSteps - 1) * 4 * step_words(8) * kPanelWidth : 0;
+constexpr int64_t kReadPast = kHasTiles ? (kMatrixSteps - 1) * step_bytes(8) : 0;
 static inline int64_t quant_packed_bytes(const QuantLayout& layout) {
   return panel_count(layout.n, layout.parts) * panel_bytes(layout) + kReadPast;
 }
@@ -141,20 +142,34 @@ static inline void pack_fp8_step(const QuantPackArgs& args, int64_t column, int6
   }
 }
 
-// Channels [k, k + 8) before `end` of integer codes; words of columns past the weight's are zero.
-// A column at a time, whose codes lie side by side in most orders.
+// Codes of 2 bits, or 3, of column c of a panel; columns come in their order.
+CPU_BACKEND_INLINE void store_narrow_codes(int bits, const uint32_t (&code)[QuantLayout::kStep],
+                                           int64_t c, char* step) {
+  for (int odd = 0; odd < 2; ++odd) {
+    uint32_t half = 0;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) half |= code[2 * i + odd] << (bits * i);
+    step[2 * c + odd] = static_cast<char>(half);
+    if (bits == 3) {
+      char& both = step[2 * kPanelWidth + 2 * (c % kLanes) + odd];
+      both = static_cast<char>(c < kLanes ? half >> 8 : (both & 15u) | half >> 8 << 4);
+    }
+  }
+}
+
+// Channels [k, k + 8) before `end` of integer codes; those of columns past the weight's are zero.
+// A column at a time, whose codes lie side by side in most orders.  kBits is layout.bits, or 0: 2
+// or 3.
 template <CodeOrder kOrder, int kSourceBits, int kBits>
 CPU_BACKEND_INLINE void pack_step(const QuantPackArgs& args, Slice columns, int64_t k, int64_t end,
-                                  uint32_t* words) {
-  constexpr int64_t kWords = step_words(kBits);
-  constexpr uint32_t kMask = (1u << kBits) - 1u;
+                                  char* step) {
+  const uint32_t mask = (1u << args.layout.bits) - 1u;
   const bool whole = k + QuantLayout::kStep <= end && !args.channels;
   for (int64_t c = 0; c < kPanelWidth; ++c) {
     const int64_t column = columns.begin + c;
-    uint32_t word[kWords] = {};
+    uint32_t code[QuantLayout::kStep] = {};
     const auto add = [&](int i, int64_t channel) CPU_BACKEND_LAMBDA {
-      const uint32_t code = source_code<kOrder, kSourceBits>(args, column, channel) + args.add;
-      word[code_word(kBits, i)] |= (code & kMask) << code_shift(kBits, i);
+      code[i] = (source_code<kOrder, kSourceBits>(args, column, channel) + args.add) & mask;
     };
     if (column >= columns.end) {
     } else if (whole) {
@@ -166,7 +181,15 @@ CPU_BACKEND_INLINE void pack_step(const QuantPackArgs& args, Slice columns, int6
         if (channel >= 0) add(i, channel);
       }
     }
-    for (int64_t w = 0; w < kWords; ++w) words[w * kPanelWidth + c] = word[w];
+    if constexpr (kBits == 0) {
+      store_narrow_codes(args.layout.bits, code, c, step);
+    } else {
+      uint32_t word[2] = {};
+#pragma GCC unroll 8
+      for (int i = 0; i < QuantLayout::kStep; ++i)
+        word[code_word(kBits, i)] |= code[i] << code_shift(kBits, i);
+      for (int64_t w = 0; w < kBits / 4; ++w) store_raw(step + 4 * (w * kPanelWidth + c), word[w]);
+    }
   }
 }
 
@@ -189,21 +212,22 @@ void pack_quant_panel(const QuantPackArgs& args, int64_t panel) {
     at += group_head_bytes(layout);
     const int64_t begin = g * layout.group;
     const int64_t end = begin + layout.group < layout.k ? begin + layout.group : layout.k;
-    for (int64_t k = begin; k < end; k += QuantLayout::kStep, at += step_bytes(layout)) {
+    for (int64_t k = begin; k < end; k += QuantLayout::kStep, at += step_bytes(layout.bits)) {
       if (layout.zero == ZeroKind::kLevels && k % QuantLayout::kLevelChannels == 0) {
         const int64_t row = k / QuantLayout::kLevelChannels * args.zero_group_stride;
         copy_row(static_cast<const uint16_t*>(args.zeros) + row + column * args.zero_n_stride,
                  args.zero_n_stride, columns, reinterpret_cast<uint16_t*>(at));
         at += kLevelsBytes;
       }
-      uint32_t* words = reinterpret_cast<uint32_t*>(at);
       if (layout.kind == CodeKind::kFp8) {
-        __builtin_memset(words, 0, static_cast<size_t>(step_bytes(layout)));
+        __builtin_memset(at, 0, static_cast<size_t>(step_bytes(8)));
         pack_fp8_step(args, column, columns, k, end, at);
       } else if (layout.bits == 8) {
-        pack_step<kOrder, kBits, 8>(args, own, k, end, words);
-      } else {
-        pack_step<kOrder, kBits, 4>(args, own, k, end, words);
+        pack_step<kOrder, kBits, 8>(args, own, k, end, at);
+      } else if (kBits != 0 || layout.bits == 4) {
+        pack_step<kOrder, kBits, 4>(args, own, k, end, at);
+      } else if constexpr (kBits == 0) {
+        pack_step<kOrder, 0, 0>(args, own, k, end, at);
       }
     }
   }
@@ -227,7 +251,7 @@ void pack_words(const QuantPackArgs& args, Slice panels) {
 static inline void pack_quant(const QuantPackArgs& args, Slice panels) {
   switch (args.order) {
     case CodeOrder::kBytes:
-      return pack_quant_panels<CodeOrder::kBytes, 8>(args, panels);
+      return pack_quant_panels<CodeOrder::kBytes, 0>(args, panels);
     case CodeOrder::kPairsOfK:
       return pack_quant_panels<CodeOrder::kPairsOfK, 4>(args, panels);
     case CodeOrder::kWordsOfK:

@@ -43,7 +43,9 @@ static inline bool uses_quads(const QuantLayout& layout) {
     case Activations::kInt8:
     case Activations::kInt8Token:
     case Activations::kInt8Static:
-      return (layout.bits == 4 && layout.kind != CodeKind::kTable) || kQuads8;
+      // Few rows and tables of narrow codes are rare together: they share the code of 16 bits.
+      if (layout.kind == CodeKind::kTable) return kQuads8 && layout.bits == 4;
+      return layout.bits <= 4 || kQuads8;
     default:
       return false;
   }

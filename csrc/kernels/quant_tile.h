@@ -1,7 +1,7 @@
 // The register tile of quantized products: some rows by some panels, one segment at a time
 // (kernels/quant_gemm.h).  Codes are unpacked by mask and shift where they are used: 2 instructions
 // for the 32 products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, 11 for those
-// of a table, shared by all rows of the tile.
+// of a table, 2 more for 2-bit codes and 7 for 3-bit ones, shared by all rows of the tile.
 #pragma once
 
 #include "core/quant.h"
@@ -27,19 +27,16 @@ struct TileCodes {
   int64_t ahead_step;
   bool alone;             // the only tile of these codes, which it must wait for
   const int32_t* pieces;  // ZeroKind::kLevels: sums of the rows' activations
-  const QuantLayout* packed;
-  char* expanded;   // where a group becomes codes of 8 bits; null: it need not
+  const Expansion* expansion;
+  char* expanded;   // where a group is expanded; null: it need not
   ByteTable table;  // CodeKind::kTable
 
-  CPU_BACKEND_INLINE const uint32_t* words(int panel) const {
-    return reinterpret_cast<const uint32_t*>(at + panel * stride);
-  }
+  CPU_BACKEND_INLINE const char* step(int panel) const { return at + panel * stride; }
   CPU_BACKEND_INLINE void fetch_own(int bits, int panels) const {
-    for (int p = 0; p < panels; ++p)
-      fetch_ahead(at + p * stride, 4 * step_words(bits) * kPanelWidth);
+    for (int p = 0; p < panels; ++p) fetch_ahead(step(p), step_bytes(bits));
   }
   CPU_BACKEND_INLINE void end_step(int bits) {
-    at += 4 * step_words(bits) * kPanelWidth;
+    at += step_bytes(bits);
     __builtin_prefetch(ahead, 0, 2);
     ahead += ahead_step;
   }
@@ -49,32 +46,44 @@ struct TileCodes {
 constexpr int64_t kPairsStep = 2 * QuantLayout::kStep;
 constexpr int64_t kQuadsStep = QuantLayout::kStep;
 
-// What the words of a step hold: eight channels of a column, in one word or in two.
-enum class Form { kNibbles, kBytes, kTable };
-constexpr int stored_bits(Form form) { return form == Form::kBytes ? 8 : 4; }
+// What a step holds: codes of so many bits, which may choose from a table.
+enum class Form : int {};
+constexpr Form form_of(int bits, bool table = false) {
+  return static_cast<Form>(bits + (table ? 16 : 0));
+}
+constexpr int stored_bits(Form form) { return static_cast<int>(form) & 15; }
+constexpr bool of_table(Form form) { return static_cast<int>(form) >= 16; }
+// Bits of what meets the activations.
+constexpr int met_bits(Form form) { return of_table(form) || stored_bits(form) == 8 ? 8 : 4; }
 
-// The first or second four channels of a step, a byte each.
+// The first or second four channels of a step in vector v of the columns, a byte each.
 template <Form kForm>
-CPU_BACKEND_INLINE VecU code_quads(const TileCodes& codes, const uint32_t* words, int half) {
-  if constexpr (kForm == Form::kBytes) return load_raw<VecU>(words + half * kPanelWidth);
-  const VecU word = load_raw<VecU>(words);
-  const VecU nibbles = (half ? shift_halves(word, 4) : word) & 0x0f0f0f0fu;
-  if constexpr (kForm == Form::kTable) return codes.table[nibbles];
-  return nibbles;
+CPU_BACKEND_INLINE VecU code_quads(const TileCodes& codes, const char* step, int v, int half) {
+  constexpr int kBits = stored_bits(kForm);
+  if constexpr (kBits == 8) {
+    return load_raw<VecU>(step + (half * kPanelVecs + v) * kVectorBytes);
+  } else {
+    const VecU each = quads_of_halves<kBits>(load_halves<kBits>(step, v), half);
+    if constexpr (of_table(kForm)) return codes.table[each];
+    return each;
+  }
 }
 
 // Two channels of a step, those that meet word kPart of a row's activations.
 template <Form kForm, int kPart>
-CPU_BACKEND_INLINE VecU code_pairs(const TileCodes& codes, const uint32_t* words) {
-  if constexpr (kForm != Form::kNibbles) {
-    const VecU quads = code_quads<kForm>(codes, words, kPart / 2);
+CPU_BACKEND_INLINE VecU code_pairs(const TileCodes& codes, const char* step, int v) {
+  if constexpr (met_bits(kForm) == 8) {
+    const VecU quads = code_quads<kForm>(codes, step, v, kPart / 2);
     return kPart % 2 ? shift_halves(quads, 8) : quads & 0x00ff00ffu;
+  } else {
+    // Where channels (0, 1), (2, 3), (4, 5) and (6, 7) begin.
+    constexpr int kBits = stored_bits(kForm);
+    constexpr int kNibbles[] = {0, 8, 4, 12};
+    constexpr int kBegin = kBits == 4 ? kNibbles[kPart] : kBits * kPart;
+    const VecU halves = load_halves<kBits>(step, v);
+    if constexpr (kBits != 3 && kPart == 3) return shift_halves(halves, kBegin);
+    return (kBegin ? shift_halves(halves, kBegin) : halves) & ((1u << kBits) - 1u) * 0x00010001u;
   }
-  // Channels (0, 1), (2, 3), (4, 5), (6, 7) begin at bits 0, 8, 4 and 12.
-  constexpr int kBegin = kPart == 0 ? 0 : kPart == 1 ? 8 : kPart == 2 ? 4 : 12;
-  const VecU word = load_raw<VecU>(words);
-  if constexpr (kBegin == 12) return shift_halves(word, 12);
-  return (kBegin ? shift_halves(word, kBegin) : word) & 0x000f000fu;
 }
 
 template <Form kForm, int kPart, int kRows, int kPanels>
@@ -83,7 +92,7 @@ CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a,
   for (int p = 0; p < kPanels; ++p) {
     VecU pairs[kPanelVecs];
     for (int v = 0; v < kPanelVecs; ++v)
-      pairs[v] = code_pairs<kForm, kPart>(codes, codes.words(p) + v * kLanes);
+      pairs[v] = code_pairs<kForm, kPart>(codes, codes.step(p), v);
     for (int r = 0; r < kRows; ++r) {
       const VecI both = broadcast(load_raw<int32_t>(a + r * kPairsStep + 4 * kPart));
       for (int v = 0; v < kPanelVecs; ++v)
@@ -92,8 +101,8 @@ CPU_BACKEND_INLINE void dot_part(IntTile<kRows, kPanels>& tile, const char* a,
   }
 }
 
-// A step of one row and 4-bit codes: each word is used up while it is in a register, so that the
-// sums of four panels stay in theirs.
+// A step of one row and codes of less than 8 bits: each word is used up while it is in a register,
+// so that the sums of four panels stay in theirs.
 template <Form kForm, int kPanels>
 CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a,
                                         const TileCodes& codes) {
@@ -101,12 +110,12 @@ CPU_BACKEND_INLINE void dot_step_of_row(IntTile<1, kPanels>& tile, const char* a
   for (int i = 0; i < 4; ++i) x[i] = broadcast(load_raw<int32_t>(a + 4 * i));
   for (int p = 0; p < kPanels; ++p) {
     for (int v = 0; v < kPanelVecs; ++v) {
-      const uint32_t* words = codes.words(p) + v * kLanes;
+      const char* step = codes.step(p);
       VecI& sum = tile.sum[p][0][v];
-      sum = dot_pairs(sum, x[0], (VecI)code_pairs<kForm, 0>(codes, words));
-      sum = dot_pairs(sum, x[1], (VecI)code_pairs<kForm, 1>(codes, words));
-      sum = dot_pairs(sum, x[2], (VecI)code_pairs<kForm, 2>(codes, words));
-      sum = dot_pairs(sum, x[3], (VecI)code_pairs<kForm, 3>(codes, words));
+      sum = dot_pairs(sum, x[0], (VecI)code_pairs<kForm, 0>(codes, step, v));
+      sum = dot_pairs(sum, x[1], (VecI)code_pairs<kForm, 1>(codes, step, v));
+      sum = dot_pairs(sum, x[2], (VecI)code_pairs<kForm, 2>(codes, step, v));
+      sum = dot_pairs(sum, x[3], (VecI)code_pairs<kForm, 3>(codes, step, v));
     }
   }
 }
@@ -120,7 +129,7 @@ CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const cha
   constexpr int kBits = stored_bits(kForm);
   for (int64_t s = 0; s < steps; ++s, a += kRows * kPairsStep, codes.end_step(kBits)) {
     if constexpr (kFetch) codes.fetch_own(kBits, kPanels);
-    if constexpr (kForm != Form::kBytes && kRows == 1) {
+    if constexpr (kBits != 8 && kRows == 1) {
       dot_step_of_row<kForm>(tile, a, codes);
     } else {
       dot_part<kForm, 0>(tile, a, codes);
@@ -149,8 +158,8 @@ CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs
     for (int p = 0; p < kPanels; ++p) {
       VecU first[kPanelVecs], second[kPanelVecs];
       for (int v = 0; v < kPanelVecs; ++v) {
-        first[v] = code_quads<kForm>(codes, codes.words(p) + v * kLanes, 0);
-        second[v] = code_quads<kForm>(codes, codes.words(p) + v * kLanes, 1);
+        first[v] = code_quads<kForm>(codes, codes.step(p), v, 0);
+        second[v] = code_quads<kForm>(codes, codes.step(p), v, 1);
       }
       auto& sum = sums[p];
       int r = 0;
@@ -165,10 +174,10 @@ CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs
       for (; r < kRows; ++r) {
         const char* from = a + r * kQuadsStep;
         for (int v = 0; v < kPanelVecs; ++v) {
-          sum[r][v] = dot_quads<kForm == Form::kNibbles ? 4 : 8>(
-              sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
-          sum[r][v] = dot_quads<kForm == Form::kNibbles ? 4 : 8>(
-              sum[r][v], broadcast(load_raw<int32_t>(from + 4)), second[v]);
+          sum[r][v] =
+              dot_quads<met_bits(kForm)>(sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
+          sum[r][v] = dot_quads<met_bits(kForm)>(sum[r][v], broadcast(load_raw<int32_t>(from + 4)),
+                                                 second[v]);
         }
       }
     }
@@ -183,19 +192,21 @@ CPU_BACKEND_INLINE const char* dot_chain_quads(QuadSum (&sums)[kPanels][kRows][k
                                                const char* a, TileCodes& codes, int64_t steps) {
   for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(stored_bits(kForm))) {
     if constexpr (kFetch) codes.fetch_own(stored_bits(kForm), kPanels);
-    for (int half = 0; half < 2; ++half) {
-      for (int p = 0; p < kPanels; ++p) {
-        VecU quads[kPanelVecs];
+    const auto dot_half = [&](int p, int half) CPU_BACKEND_LAMBDA {
+      VecU quads[kPanelVecs];
+      for (int v = 0; v < kPanelVecs; ++v)
+        quads[v] = code_quads<kForm>(codes, codes.step(p), v, half);
+      for (int r = 0; r < kRows; ++r) {
+        const VecI four = broadcast(load_raw<int32_t>(a + r * kQuadsStep + 4 * half));
         for (int v = 0; v < kPanelVecs; ++v)
-          quads[v] = code_quads<kForm>(codes, codes.words(p) + v * kLanes, half);
-        for (int r = 0; r < kRows; ++r) {
-          const VecI four = broadcast(load_raw<int32_t>(a + r * kQuadsStep + 4 * half));
-          for (int v = 0; v < kPanelVecs; ++v)
-            sums[p][r][v] =
-                dot_quads<kForm == Form::kNibbles ? 4 : 8>(sums[p][r][v], four, quads[v]);
-        }
+          sums[p][r][v] = dot_quads<met_bits(kForm)>(sums[p][r][v], four, quads[v]);
       }
-    }
+    };
+    // What takes long to unpack is used up at once.
+    constexpr bool kNarrow = stored_bits(kForm) < 4;
+#pragma GCC unroll 8
+    for (int i = 0; i < 2 * kPanels; ++i)
+      kNarrow ? dot_half(i / 2, i % 2) : dot_half(i % kPanels, i / kPanels);
   }
   return a;
 }
@@ -245,9 +256,9 @@ CPU_BACKEND_INLINE void dot_levels(IntTile<kRows, kPanels>& tile, const char* a,
     codes.at += kLevelsBytes;
     IntTile<kRows, kPanels> dots{};
     if (steps >= kSteps) {
-      dot_steps<Form::kNibbles, kQuads, true>(dots, a, codes, kSteps);
+      dot_steps<form_of(4), kQuads, true>(dots, a, codes, kSteps);
     } else {
-      dot_steps<Form::kNibbles, kQuads, true>(dots, a, codes, steps);
+      dot_steps<form_of(4), kQuads, true>(dots, a, codes, steps);
     }
     for (int p = 0; p < kPanels; ++p) {
       for (int v = 0; v < kPanelVecs; ++v) {
@@ -365,21 +376,22 @@ class RegisterTile {
   }
 
  private:
-  static constexpr bool kFew = kBits == 4 && kRows <= QuantLayout::kFewRows;  // which are one tile
+  static constexpr bool kFew = kBits <= 4 && kRows <= QuantLayout::kFewRows;  // which are one tile
 
   CPU_BACKEND_INLINE static void dot(const QuantLayout& layout, IntTile<kRows, kPanels>& tile,
                                      const char* a, TileCodes& codes, int64_t steps) {
-    constexpr Form kForm = kBits == 4 ? Form::kNibbles : Form::kBytes;
-    if constexpr (kFew) {
+    if constexpr (kFew && kBits == 4) {
       if (layout.zero == ZeroKind::kLevels) return dot_levels<kQuads>(tile, a, codes, steps);
-      if constexpr (kQuads8 || !kQuads) {
-        if (layout.kind == CodeKind::kTable)
-          return dot_steps<Form::kTable, kQuads, true>(tile, a, codes, steps);
-      }
     }
-    if (kRows == 1 || codes.alone) {
+    if constexpr (kFew && (!kQuads || (kQuads8 && kBits == 4))) {
+      if (layout.kind == CodeKind::kTable)
+        return dot_steps<form_of(kBits, true), kQuads, true>(tile, a, codes, steps);
+    }
+    constexpr Form kForm = form_of(kBits);
+    constexpr bool kIsAlone = kRows == 1 || kBits < 4;
+    if (kIsAlone || codes.alone) {
       dot_steps<kForm, kQuads, true>(tile, a, codes, steps);
-    } else {
+    } else if constexpr (!kIsAlone) {
       dot_steps<kForm, kQuads, false>(tile, a, codes, steps);
     }
   }

@@ -90,8 +90,8 @@ void check_codes(const at::Tensor& codes, CodeOrder order, int64_t bits, int64_t
 // fp8 codes are multiplied as numbers, the others as integers.
 CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros, bool table) {
   if (table) {
-    TORCH_CHECK_VALUE(layout.bits == 4 && !zeros && layout.activations != Activations::kFloat,
-                      "codes of a table have 4 bits and no zeros, and meet integers.");
+    TORCH_CHECK_VALUE(layout.bits <= 4 && !zeros && layout.activations != Activations::kFloat,
+                      "codes of a table have at most 4 bits and no zeros, and meet integers.");
     return CodeKind::kTable;
   }
   const bool fp8 = codes.scalar_type() == at::kFloat8_e4m3fn;
@@ -108,7 +108,7 @@ CodeKind kind_of(const at::Tensor& codes, const QuantLayout& layout, bool zeros,
 void check_levels(const at::Tensor& levels, const QuantLayout& layout) {
   constexpr int64_t kPiece = QuantLayout::kLevelChannels;
   TORCH_CHECK_VALUE(layout.bits == 4 && layout.activations != Activations::kFloat,
-                    "levels belong to integer codes of at most 4 bits.");
+                    "levels belong to integer codes of 4 bits.");
   TORCH_CHECK_VALUE(layout.group <= QuantLayout::kStep * QuantLayout::kSegmentSteps &&
                         (layout.group == layout.k || layout.group % kPiece == 0),
                     "with levels a group has at most 128 channels and is a multiple of ", kPiece,
@@ -161,7 +161,7 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
                     ".");
   auto quantized = std::make_unique<QuantizedWeight>();
   QuantLayout& layout = quantized->layout;
-  layout.bits = bits <= 4 ? 4 : 8;
+  layout.bits = bits <= 4 ? static_cast<int>(bits) : 8;
   layout.zero = zeros ? zero_kind_of(zero_kind) : ZeroKind::kMiddle;
   layout.scale_type = dtype_of(scales, "scales");
   layout.activations = activations_of(activations);

@@ -303,6 +303,11 @@ class PackedHeads:
         torch.ops.cpu_backend.linear_heads.default(out, x, self._handles)
 
 
+def kept_bits(bits: int) -> int:
+    """The width in which a packed weight keeps codes of ``bits``, 1 to 8."""
+    return max(bits, 2) if bits <= 4 else 8
+
+
 @dataclass(frozen=True)
 class Codes:
     """The integer codes of a weight as a checkpoint has them.
@@ -310,10 +315,10 @@ class Codes:
     order: "bytes", uint8, int8 or float8_e4m3fn [out, in]; "pairs_of_k", uint8 [out, in / 2] of two
     codes of 4 bits, the first one low; "words_of_k", int32 [out, words], a stream of bits along
     in_features, lowest first; "words_of_n" and "words_of_n_awq", int32 [in, words], along
-    out_features.  Any strides.  bits: 2 to 8; up to 4 are kept as 4, more as 8.
+    out_features.  Any strides.  bits: 2 to 8; more than 4 are kept as 8.
     add: what turns a code into the kept, unsigned one: 128 for int8, 8 for -8 ... 7,
-    2^(kept - 1) - 2^(bits - 1) for the narrower codes of a symmetric scheme.
-    table: uint8 [16], the 8-bit codes that kept codes of 4 bits stand for, without zeros.
+    128 - 2^(bits - 1) for the 5 to 7 bits of a symmetric scheme.
+    table: uint8 [16], the 8-bit codes that codes of up to 4 bits stand for, without zeros.
     """
 
     tensor: torch.Tensor
@@ -328,8 +333,8 @@ class GroupScales:
     """What a group of ``size`` input channels and a column share.
 
     scales [groups, out] of float32, bfloat16 or float16, kept as they are.  Without ``zeros`` the
-    weight is scale * (code - 8), or 128 with 8 bits or a table.  With them ``zero_kind`` says what
-    they are:
+    weight is scale * (code - 2^(kept bits - 1)), or 128 with a table.  With them ``zero_kind``
+    says what they are:
     "point"   whole numbers, shape and dtype of the scales: scale * (code - zero)
     "offset"  any numbers, the same: scale * code + zero
     "levels"  uint16 step + 256 * base, one row for every 32 channels, codes of 4 bits, groups of at

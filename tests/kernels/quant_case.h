@@ -100,10 +100,15 @@ struct QuantProblem {
     return table.panel_count(layout.n, layout.parts);
   }
 
+  // 0 where it has no channel.
+  uint8_t code(int64_t column, int64_t k) const {
+    return channel(k) < 0 ? uint8_t{0}
+                          : codes[static_cast<size_t>(column * channels_in + channel(k))];
+  }
   // What the weight adds up to without its scale: code - zero, and 0 where it has no channel.
   double weight(int64_t column, int64_t k) const {
     if (channel(k) < 0) return 0.0;
-    const uint8_t code = codes[static_cast<size_t>(column * channels_in + channel(k))];
+    const uint8_t code = this->code(column, k);
     if (layout.kind == CodeKind::kFp8) return to_float(static_cast<fp8_t>(code));
     if (layout.kind == CodeKind::kTable) return layout.table[code] - 128.0;
     const double q = code;

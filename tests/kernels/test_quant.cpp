@@ -52,7 +52,7 @@ void test_quant_gemm_is_the_integer_definition() {
   for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
-    for (int bits : {4, 8}) {
+    for (int bits : {2, 3, 4, 8}) {
       for (ZeroKind zero : kZeros) {
         for (Activations activations : kActivations) {
           for (int64_t k : {1, 7, 8, 31, 64, 130, 200}) {
@@ -77,22 +77,25 @@ void test_quant_gemm_is_the_integer_definition() {
 const Registration a("quant/test_quant_gemm_is_the_integer_definition",
                      test_quant_gemm_is_the_integer_definition);
 
-// By the definition, and to the bit what the 8-bit codes give that others stand for: few rows,
-// which meet them as they are, one tile, which expands as it goes, and several, which find a
-// panel expanded.
+// By the definition, and to the bit what the codes give that others expand into: few rows, which
+// meet them as they are, one tile, which expands as it goes, and several, which find a panel
+// expanded.
 void check_expanded(const KernelTable& table, const QuantLayout& layout, int64_t m, int64_t turn) {
   const QuantProblem problem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0);
   const int64_t tile_rows = m <= QuantLayout::kFewRows && turn % 2 == 0 ? 3 : table.quant_tile_rows;
   check_product(table, problem, tile_rows, turn % 2 == 0);
   QuantProblem expanded = problem;
   expanded.layout = layout.expanded();
+  const int moved = expanded.layout.middle();
   const QuantizedRows rows8 = expanded.quantize(table, tile_rows);  // in the order of the codes
   expanded.channels_in = layout.k;
   expanded.codes.resize(static_cast<size_t>(layout.n * layout.k));
   for (int64_t column = 0; column < layout.n; ++column)
     for (int64_t i = 0; i < layout.k; ++i)
       expanded.codes[static_cast<size_t>(column * layout.k + i)] =
-          static_cast<uint8_t>(problem.weight(column, i) + 128);
+          static_cast<uint8_t>(layout.zero == ZeroKind::kMiddle || layout.zero == ZeroKind::kLevels
+                                   ? problem.weight(column, i) + moved
+                                   : problem.code(column, i));
   expanded.channels.clear();
   const QuantizedRows rows = problem.quantize(table, tile_rows);
   const std::vector<unsigned char> packed = problem.pack(table);
@@ -100,7 +103,8 @@ void check_expanded(const KernelTable& table, const QuantLayout& layout, int64_t
   Buffer c(problem.type, m, layout.n), c8(problem.type, m, layout.n);
   run(table, problem.type, problem.gemm_args(rows, packed, c, false), turn % 3 + 1, 2);
   run(table, problem.type, expanded.gemm_args(rows8, packed8, c8, false), 1, 3);
-  expect(c == c8, "%s: not the product of 8-bit codes", label_of(problem).c_str());
+  expect(c == c8, "%s: not the product of the codes that these expand into",
+         label_of(problem).c_str());
 }
 
 template <class Check>
@@ -134,11 +138,25 @@ const Registration k("quant/test_levels_are_the_codes_that_they_stand_for",
 void test_tables_are_the_codes_that_they_stand_for() {
   for_each_expanded([](const KernelTable& table, QuantLayout layout, int64_t m, int64_t turn) {
     layout.kind = CodeKind::kTable;
+    layout.bits = 2 + static_cast<int>(turn % 3);
     check_expanded(table, layout, m, turn);
   });
 }
 const Registration l("quant/test_tables_are_the_codes_that_they_stand_for",
                      test_tables_are_the_codes_that_they_stand_for);
+
+// Of 2 and 3 bits; all kinds of activations, as 4-bit codes meet all.
+void test_narrow_codes_are_4_bit_codes() {
+  for_each_expanded([](const KernelTable& table, QuantLayout layout, int64_t m, int64_t turn) {
+    for (int bits : {2, 3}) {
+      layout.bits = bits;
+      layout.zero = kZeros[(turn + bits) % 3];
+      if (turn % 3 == 0) layout.activations = kActivations[2 + turn / 3 % 4];
+      check_expanded(table, layout, m, turn);
+    }
+  });
+}
+const Registration n("quant/test_narrow_codes_are_4_bit_codes", test_narrow_codes_are_4_bit_codes);
 
 void test_fp8_gemm_matches_reference() {
   for_each_target([](const KernelTable& table) {
@@ -194,7 +212,7 @@ const Registration j("quant/test_fp8_codes_are_exact", test_fp8_codes_are_exact)
 void test_quant_gemm_survives_extremes() {
   for_each_target([](const KernelTable& table) {
     const int64_t k = kEmulated ? 1024 : 9000;
-    for (int bits : {4, 8}) {
+    for (int bits : {2, 3, 4, 8}) {
       for (Activations activations : kActivations) {
         for (int64_t group : {int64_t{128}, int64_t{1000}, k}) {
           for (uint8_t code : {0x00, 0xff}) {
@@ -219,7 +237,7 @@ const Registration b("quant/test_quant_gemm_survives_extremes", test_quant_gemm_
 void test_quant_row_does_not_depend_on_its_batch() {
   for_each_target([](const KernelTable& table) {
     int64_t turn = 0;
-    for (int bits : {4, 8}) {
+    for (int bits : {2, 3, 4, 8}) {
       for (Activations activations : kActivations) {
         const ZeroKind zero = kZeros[++turn % 3];
         const QuantLayout layout{
@@ -258,7 +276,11 @@ void test_many_rows_have_the_bits_of_few() {
         {8, ZeroKind::kMiddle, CodeKind::kInteger}, {8, ZeroKind::kPoint, CodeKind::kInteger},
         {8, ZeroKind::kOffset, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kInteger},
         {4, ZeroKind::kPoint, CodeKind::kInteger},  {4, ZeroKind::kOffset, CodeKind::kInteger},
-        {4, ZeroKind::kLevels, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kTable}};
+        {4, ZeroKind::kLevels, CodeKind::kInteger}, {4, ZeroKind::kMiddle, CodeKind::kTable},
+        {3, ZeroKind::kMiddle, CodeKind::kInteger}, {3, ZeroKind::kPoint, CodeKind::kInteger},
+        {3, ZeroKind::kOffset, CodeKind::kInteger}, {3, ZeroKind::kMiddle, CodeKind::kTable},
+        {2, ZeroKind::kMiddle, CodeKind::kInteger}, {2, ZeroKind::kPoint, CodeKind::kInteger},
+        {2, ZeroKind::kOffset, CodeKind::kInteger}, {2, ZeroKind::kMiddle, CodeKind::kTable}};
     constexpr int64_t kRows[] = {13, 16, 17, 31, 32, 33, 47, 50, 64, 81, 95, 96, 97, 130};
     int64_t turn = 0;
     for (const Format& format : kFormats) {

@@ -38,39 +38,42 @@ void test_pack_quant_reads_every_source() {
     for (int64_t n : {1, 8, 17, 40}) {
       for (int64_t k : {1, 10, 33, 64}) {
         for (int source_bits : {2, 3, 4, 5, 6, 8}) {
-          const int bits = source_bits <= 4 ? 4 : 8;
-          const int add = (1 << (bits - 1)) - (1 << (source_bits - 1));
-          const QuantLayout layout{
-              bits, ZeroKind::kMiddle,       DType::kFloat32, Activations::kInt16, n,
-              k,    std::min<int64_t>(k, 16)};
-          QuantProblem problem(layout, DType::kFloat32, 1);
-          std::vector<uint8_t> raw(problem.codes.size());
-          for (size_t i = 0; i < raw.size(); ++i) {
-            raw[i] = static_cast<uint8_t>(problem.codes[i] & ((1 << source_bits) - 1));
-            problem.codes[i] = static_cast<uint8_t>(raw[i] + add);
-          }
-          const std::vector<unsigned char> expected = problem.pack(table);
-          for (CodeOrder order : {CodeOrder::kBytes, CodeOrder::kWordsOfK, CodeOrder::kWordsOfN,
-                                  CodeOrder::kWordsOfNAwq}) {
-            if (order == CodeOrder::kWordsOfNAwq && (source_bits != 4 || n % 8)) continue;
-            const Stream stream = stream_of(raw, n, k, source_bits, order);
-            std::vector<unsigned char> packed(expected.size(), 0x5a);
-            QuantPackArgs args{};
-            args.layout = layout;
-            args.order = order;
-            args.source_bits = source_bits;
-            args.add = add;
-            const bool bytes = order == CodeOrder::kBytes;
-            args.codes = bytes ? static_cast<const void*>(raw.data()) : stream.words.data();
-            args.n_stride = bytes ? k : stream.n_stride;
-            args.k_stride = bytes ? 1 : stream.k_stride;
-            args.scales = problem.scales.data();
-            args.scale_group_stride = problem.scales.stride();
-            args.scale_n_stride = 1;
-            args.packed = packed.data();
-            table.pack_quant(args, {0, problem.panels(table)});
-            expect(packed == expected, "order %d, %d bits, n %lld k %lld", static_cast<int>(order),
-                   source_bits, static_cast<long long>(n), static_cast<long long>(k));
+          for (int bits : {2, 3, 4, 8}) {
+            if (bits < source_bits) continue;
+            const int add = (1 << (bits - 1)) - (1 << (source_bits - 1));
+            const QuantLayout layout{
+                bits, ZeroKind::kMiddle,       DType::kFloat32, Activations::kInt16, n,
+                k,    std::min<int64_t>(k, 16)};
+            QuantProblem problem(layout, DType::kFloat32, 1);
+            std::vector<uint8_t> raw(problem.codes.size());
+            for (size_t i = 0; i < raw.size(); ++i) {
+              raw[i] = static_cast<uint8_t>(problem.codes[i] & ((1 << source_bits) - 1));
+              problem.codes[i] = static_cast<uint8_t>(raw[i] + add);
+            }
+            const std::vector<unsigned char> expected = problem.pack(table);
+            for (CodeOrder order : {CodeOrder::kBytes, CodeOrder::kWordsOfK, CodeOrder::kWordsOfN,
+                                    CodeOrder::kWordsOfNAwq}) {
+              if (order == CodeOrder::kWordsOfNAwq && (source_bits != 4 || n % 8)) continue;
+              const Stream stream = stream_of(raw, n, k, source_bits, order);
+              std::vector<unsigned char> packed(expected.size(), 0x5a);
+              QuantPackArgs args{};
+              args.layout = layout;
+              args.order = order;
+              args.source_bits = source_bits;
+              args.add = add;
+              const bool bytes = order == CodeOrder::kBytes;
+              args.codes = bytes ? static_cast<const void*>(raw.data()) : stream.words.data();
+              args.n_stride = bytes ? k : stream.n_stride;
+              args.k_stride = bytes ? 1 : stream.k_stride;
+              args.scales = problem.scales.data();
+              args.scale_group_stride = problem.scales.stride();
+              args.scale_n_stride = 1;
+              args.packed = packed.data();
+              table.pack_quant(args, {0, problem.panels(table)});
+              expect(packed == expected, "order %d, %d bits, n %lld k %lld",
+                     static_cast<int>(order), source_bits, static_cast<long long>(n),
+                     static_cast<long long>(k));
+            }
           }
         }
       }
@@ -88,11 +91,11 @@ void test_pack_quant_follows_the_documented_layout() {
   const int even = first ? 0 : 2;  // the byte of a word where channel 0 lies
   for_each_target([&](const KernelTable& table) {
     const int64_t width = table.panel_width;
-    for (int bits : {4, 8}) {
+    for (int bits : {2, 3, 4, 8}) {
       for (ZeroKind zero :
            {ZeroKind::kMiddle, ZeroKind::kPoint, ZeroKind::kOffset, ZeroKind::kLevels}) {
         const bool levels = zero == ZeroKind::kLevels;
-        if (levels && bits == 8) continue;
+        if (levels && bits != 4) continue;
         const QuantLayout layout{bits,
                                  zero,
                                  DType::kFloat32,
@@ -131,6 +134,25 @@ void test_pack_quant_follows_the_documented_layout() {
                                      : 0),
                        "level of column %lld", static_cast<long long>(c));
               }
+              const auto check_code = [&](int64_t c, int64_t depth, uint32_t code) {
+                const bool real = c < layout.n && depth < end && problem.channel(depth) >= 0;
+                expect(code == (real ? problem.code(c, depth) : 0), "column %lld depth %lld",
+                       static_cast<long long>(c), static_cast<long long>(depth));
+              };
+              if (bits < 4) {
+                const unsigned char* bytes = packed.data() + at;
+                at += static_cast<size_t>(bits * width);
+                for (int64_t c = 0; c < width; ++c)
+                  for (int i = 0; i < 8; ++i) {
+                    uint32_t half = bytes[2 * c + i % 2];
+                    if (bits == 3) {
+                      const int64_t both = bytes[2 * width + 2 * (c % (width / 2)) + i % 2];
+                      half |= static_cast<uint32_t>(c < width / 2 ? both & 15 : both >> 4) << 8;
+                    }
+                    const uint32_t code = half >> (i / 2 * bits) & ((1u << bits) - 1u);
+                    check_code(p * width + c, k + i, code);
+                  }
+              }
               for (int64_t half = 0; half < bits / 4; ++half)
                 for (int64_t c = p * width; c < (p + 1) * width; ++c) {
                   const uint32_t word = next_word();
@@ -138,13 +160,7 @@ void test_pack_quant_follows_the_documented_layout() {
                     const int64_t depth = k + 4 * half + i;
                     const int byte = ((i & 1) * 2 ^ even) + (i >> 1 & 1);
                     const uint32_t code = word >> (8 * byte + (i >= 4 ? 4 : 0)) & ((1 << bits) - 1);
-                    const bool real = c < layout.n && depth < end && problem.channel(depth) >= 0;
-                    const uint32_t expected =
-                        real ? problem.codes[static_cast<size_t>(c * problem.channels_in +
-                                                                 problem.channel(depth))]
-                             : 0;
-                    expect(code == expected, "column %lld depth %lld", static_cast<long long>(c),
-                           static_cast<long long>(depth));
+                    check_code(c, depth, code);
                   }
                 }
             }

@@ -11,14 +11,15 @@ constexpr Activation kGates[] = {Activation::kSilu, Activation::kGelu, Activatio
 template <class Check>
 void for_each_format(const Check& check) {
   for (ZeroKind zero : {ZeroKind::kMiddle, ZeroKind::kPoint, ZeroKind::kOffset, ZeroKind::kLevels})
-    for (int bits : {4, 8})
+    for (int bits : {2, 3, 4, 8})
       for (Activations activations :
            {Activations::kInt16, Activations::kInt8, Activations::kInt8Token,
             Activations::kInt8TokenAzp, Activations::kInt8Static, Activations::kInt8StaticAzp})
         if (zero != ZeroKind::kLevels || bits == 4)
           check(bits, zero, activations, CodeKind::kInteger);
-  for (Activations activations : {Activations::kInt16, Activations::kInt8})
-    check(4, ZeroKind::kMiddle, activations, CodeKind::kTable);
+  for (int bits : {2, 3, 4})
+    for (Activations activations : {Activations::kInt16, Activations::kInt8})
+      check(bits, ZeroKind::kMiddle, activations, CodeKind::kTable);
   check(8, ZeroKind::kMiddle, Activations::kFloat, CodeKind::kFp8);
 }
 

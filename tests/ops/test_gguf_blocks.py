@@ -26,10 +26,10 @@ HALVES = {
 # Bits per weight as packed, with scales.
 KEPT_BITS = {
     **{"Q4_0": 4.5, "Q4_1": 5, "Q5_0": 8.5, "Q5_1": 9, "Q8_0": 8.5},
-    **{"Q2_K": 6, "Q3_K": 5, "Q4_K": 5, "Q5_K": 9, "Q6_K": 9},
-    **{"IQ4_NL": 4.5, "IQ4_XS": 4.5, "TQ1_0": 4.0625, "TQ2_0": 4.0625, "MXFP4": 4.5, "NVFP4": 5},
-    **{"IQ2_XXS": 4.5, "IQ2_XS": 5, "IQ2_S": 5, "IQ3_XXS": 4.5, "IQ3_S": 4.5},
-    **{"IQ1_S": 4.5, "IQ1_M": 5},
+    **{"Q2_K": 4, "Q3_K": 4, "Q4_K": 5, "Q5_K": 9, "Q6_K": 9},
+    **{"IQ4_NL": 4.5, "IQ4_XS": 4.5, "TQ1_0": 2.0625, "TQ2_0": 2.0625, "MXFP4": 4.5, "NVFP4": 5},
+    **{"IQ2_XXS": 3.5, "IQ2_XS": 4, "IQ2_S": 4, "IQ3_XXS": 4.5, "IQ3_S": 4.5},
+    **{"IQ1_S": 2.5, "IQ1_M": 4},
 }
 
 
@@ -140,6 +140,17 @@ def test_bits_per_weight(kind: BlockType) -> None:
     """Those in docs/quantization.md, and a little that is read past the end."""
     packed = pack_blocks(kind, random_blocks(kind, 512, 1024))
     assert 0 <= packed.nbytes * 8 / (512 * 1024) - KEPT_BITS[kind.name] < 0.1
+
+
+def test_ternary_blocks_as_they_are_made(seeded: torch.Generator) -> None:
+    """Of the four codes of TQ2_0 the last, 2, is one that none has: without it no table is read."""
+    [kind] = [kind for kind in QUANTIZED if kind.name == "TQ2_0"]
+    raw = random_blocks(kind, 33, 512)
+    codes = raw.view(33, -1, kind.nbytes)[..., :64]
+    codes &= ~(codes >> 1 & 0x55)
+    x = torch.randn(4, 512, generator=seeded)
+    assert blocks.unpack(kind, raw).codes.max() == 2
+    assert_as_good_as_bf16(pack_blocks(kind, raw)(x), x, reference(kind, raw).double(), None)
 
 
 @pytest.mark.parametrize("kind", [k for k in QUANTIZED if k.elements == 32], ids=lambda k: k.name)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cpu_backend.ops import Activations, Codes, GroupScales, PackedLinear, QuantizedLinear
+from cpu_backend.ops import (
+    Activations,
+    Codes,
+    GroupScales,
+    PackedLinear,
+    QuantizedLinear,
+    kept_bits,
+)
 from tests.ops.accuracy import check_op, guarded
 from tests.reference.quant import (
     dequantize,
@@ -43,7 +50,7 @@ def assert_as_good_as_bf16(
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("zero", ["middle", "point", "offset"])
 def test_weight_only_is_as_accurate_as_bf16(
     m: int,
@@ -112,7 +119,7 @@ def test_levels_are_as_accurate_as_bf16_and_are_8_bit_codes(
     ids=lambda a: f"{a.kind} {a.zero}",
 )
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_integer_schemes_are_their_definition(
     activations: Activations,
     m: int,
@@ -219,6 +226,37 @@ def test_codes_of_a_table_are_the_same_weight_in_8_bits(
         assert torch.equal(QuantizedLinear(bytewise, groups, k, activations)(x), plain(x))
 
 
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("kind", ["int16", "int8", "int8_token_azp"])
+@pytest.mark.parametrize("zero", ["middle", "point", "offset", "table"])
+@pytest.mark.parametrize(("n", "k", "group"), [(5, 64, 64), (40, 320, 16), (100, 1000, 128)])
+def test_narrow_codes_keep_their_size_and_are_the_same_weight_in_4_bits(
+    bits: int, kind: str, zero: str, n: int, k: int, group: int, seeded: torch.Generator
+) -> None:
+    codes = torch.randint(0, 2**bits, (n, k), generator=seeded).to(torch.uint8)
+    scales = random(seeded, -(-k // group), n).half()
+    zeros, table = None, None
+    if zero == "point":
+        zeros = torch.randint(0, 2**bits + 1, scales.shape, generator=seeded).half()
+    elif zero == "offset":
+        zeros = random(seeded, *scales.shape).half()
+    elif zero == "table":
+        table = torch.randint(0, 256, (16,), generator=seeded).to(torch.uint8)
+    groups = GroupScales(scales, group, zeros, zero if zeros is not None else "point")
+    add = 8 - 2 ** (bits - 1) if zero == "middle" else 0
+    wide = Codes(codes, "bytes", 4, add, table)
+    narrow, same = (
+        QuantizedLinear(c, groups, k, Activations(kind))
+        for c in (Codes(codes, "bytes", bits, 0, table), wide)
+    )
+    columns = -(-n // 32) * 32  # in whole panels
+    saved = (4 - bits) * k * n // 8
+    assert saved <= same.nbytes - narrow.nbytes <= saved * columns / n
+    for tokens in (1, 3, 40):
+        x = random(seeded, tokens, k).bfloat16()
+        assert torch.equal(narrow(x), same(x))
+
+
 def packed_stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """uint codes [rows, size] as int32 words of a stream of bits along the second dimension."""
     rows, size = codes.shape
@@ -240,8 +278,7 @@ def test_codes_in_any_order_are_the_same_weight(
     codes = torch.randint(0, 2**bits, (n, k), generator=seeded)
     scales = random(seeded, 3, n)
     x = random(seeded, 4, k)
-    kept = 4 if bits <= 4 else 8
-    add = 2 ** (kept - 1) - 2 ** (bits - 1)
+    add = 2 ** (kept_bits(bits) - 1) - 2 ** (bits - 1)
     along_n = codes.t()
     if order == "words_of_n_awq":
         along_n = along_n.reshape(k, n // 8, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(k, n)
@@ -370,9 +407,9 @@ def test_what_does_not_fit_is_refused(seeded: torch.Generator) -> None:
         QuantizedLinear(Codes(pairs, "pairs_of_k", 8), groups, 64)
     table = torch.zeros(16, dtype=torch.uint8)
     zeros = GroupScales(scales, 32, torch.ones_like(scales))
-    with pytest.raises(ValueError, match="have 4 bits and no zeros, and meet integers"):
+    with pytest.raises(ValueError, match="have at most 4 bits and no zeros, and meet integers"):
         QuantizedLinear(Codes(pairs, "pairs_of_k", 4, table=table), zeros, 64)
-    with pytest.raises(ValueError, match="have 4 bits and no zeros, and meet integers"):
+    with pytest.raises(ValueError, match="have at most 4 bits and no zeros, and meet integers"):
         QuantizedLinear(Codes(codes, "bytes", 8, table=table), groups, 64)
     with pytest.raises(ValueError, match=r"table has shape \[15\], expected \[16\]"):
         QuantizedLinear(Codes(pairs, "pairs_of_k", 4, table=table[1:]), groups, 64)
@@ -402,7 +439,7 @@ def test_levels_that_do_not_fit_are_refused(seeded: torch.Generator) -> None:
     with pytest.raises(ValueError, match="pass 255"):
         QuantizedLinear(codes, GroupScales(scales, 128, beyond, "levels"), 160)
     wide = Codes(codes.tensor, "bytes", 8)
-    with pytest.raises(ValueError, match="integer codes of at most 4 bits"):
+    with pytest.raises(ValueError, match="integer codes of 4 bits"):
         QuantizedLinear(wide, GroupScales(scales, 128, levels, "levels"), 160)
 
 

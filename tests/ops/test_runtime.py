@@ -121,8 +121,8 @@ def test_one_openmp_runtime_is_loaded() -> None:
 def test_libraries_are_small_and_stripped() -> None:
     for path in native.FOLDER.glob("*.so"):
         data = path.read_bytes()
-        # 1.0 to 1.6 MB for each instruction set; a wheel packs them to half.
-        assert len(data) < (11.5e6 if path.name == native.KERNELS else 2e6), path
+        # 1.1 to 2.0 MB for each instruction set; a wheel packs them to half.
+        assert len(data) < (12.0e6 if path.name == native.KERNELS else 2e6), path
         assert b".symtab\0" not in data
         assert b".debug_info\0" not in data
 

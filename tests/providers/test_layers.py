@@ -120,7 +120,9 @@ def gated(activation: str, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["int16", "int8_token"])
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (8, 256), (8, 64)])
+@pytest.mark.parametrize(
+    ("bits", "group"), [(2, 32), (3, 128), (4, 32), (4, 128), (8, 256), (8, 64)]
+)
 @pytest.mark.parametrize("zeros", ["none", "point"])
 def test_quantized_linear(
     provider: Provider,

@@ -30,12 +30,12 @@ from cpu_backend.gguf.layouts import Blocks, half, pairs, single_bits, table_of,
 _SIGNS = torch.tensor(
     [bits | (bits.bit_count() & 1) << 7 for bits in range(128)], dtype=torch.uint8
 )
-_MAGNITUDES_2 = [8, 25, 43, 0, 0, 0, 0, 0]
+_MAGNITUDES_2 = [8, 25, 43, 0]
 _MAGNITUDES_3 = [4, 12, 20, 28, 36, 44, 52, 62]
 IQ2 = table_of(_MAGNITUDES_2 + [-size for size in _MAGNITUDES_2])
 IQ3_XXS = table_of(_MAGNITUDES_3 + [-size for size in _MAGNITUDES_3])
 IQ3_S = table_of([*range(1, 16, 2), *range(-1, -16, -2)])
-IQ1 = table_of([-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7])  # eighths, of values -1 to 1
+IQ1 = table_of([-7, 1, 9, 0, -9, -1, 7])  # eighths, of values -1 to 1
 
 
 @functools.cache
@@ -48,11 +48,11 @@ def _grid(name: str) -> torch.Tensor:
     return torch.from_numpy(np.searchsorted(kind.grid_map, kind.grid[0, 0]).astype(np.uint8))
 
 
-def _codes(name: str, runs: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
-    """Codes [rows, columns] of runs and of flags, 0 or 1, of 1, 8 or 32 values each."""
+def _codes(name: str, runs: torch.Tensor, negative: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [rows, columns] of runs and, as highest bit, of flags, 0 or 1, of 1 or 8 values."""
     values = _grid(name)[runs.int()].flatten(1)
     flags = negative.to(torch.uint8).flatten(1)
-    return values | flags.repeat_interleave(values.shape[1] // flags.shape[1], 1) << 3
+    return values | flags.repeat_interleave(values.shape[1] // flags.shape[1], 1) << bits - 1
 
 
 def _bits(packed: torch.Tensor) -> torch.Tensor:
@@ -70,8 +70,8 @@ def _iq2_xxs(blocks: torch.Tensor, order: str) -> Blocks:
     words = typed(parts[..., 4:], torch.int32, order).squeeze(-1)
     signs = _bits(_SIGNS[_fields(words, [0, 7, 14, 21], 7)])
     scales = (0.5 + _fields(words, [28], 4).squeeze(-1)) * half(blocks, 0, order)[..., None] / 4
-    codes = _codes("IQ2_XXS", parts[..., :4], signs)
-    return Blocks(codes, scales.flatten(1), 32, 4, table=IQ2)
+    codes = _codes("IQ2_XXS", parts[..., :4], signs, 3)
+    return Blocks(codes, scales.flatten(1), 32, 3, table=IQ2)
 
 
 def _iq2_scales(blocks: torch.Tensor, at: int, order: str) -> torch.Tensor:
@@ -82,27 +82,27 @@ def _iq2_scales(blocks: torch.Tensor, at: int, order: str) -> torch.Tensor:
 
 def _iq2_xs(blocks: torch.Tensor, order: str) -> Blocks:
     words = typed(blocks[..., 2:66], torch.int16, order)
-    codes = _codes("IQ2_XS", words & 511, _bits(_SIGNS[(words >> 9 & 127).int()]))
-    return Blocks(codes, _iq2_scales(blocks, 66, order), 16, 4, table=IQ2)
+    codes = _codes("IQ2_XS", words & 511, _bits(_SIGNS[(words >> 9 & 127).int()]), 3)
+    return Blocks(codes, _iq2_scales(blocks, 66, order), 16, 3, table=IQ2)
 
 
 def _iq2_s(blocks: torch.Tensor, order: str) -> Blocks:
     high = _fields(blocks[..., 66:74], [0, 2, 4, 6], 2).flatten(-2).short()
-    codes = _codes("IQ2_S", blocks[..., 2:34] | high << 8, _bits(blocks[..., 34:66]))
-    return Blocks(codes, _iq2_scales(blocks, 74, order), 16, 4, table=IQ2)
+    codes = _codes("IQ2_S", blocks[..., 2:34] | high << 8, _bits(blocks[..., 34:66]), 3)
+    return Blocks(codes, _iq2_scales(blocks, 74, order), 16, 3, table=IQ2)
 
 
 def _iq3_xxs(blocks: torch.Tensor, order: str) -> Blocks:
     words = typed(blocks[..., 66:], torch.int32, order)
     signs = _bits(_SIGNS[_fields(words, [0, 7, 14, 21], 7)])
     scales = (0.5 + _fields(words, [28], 4).squeeze(-1)) * half(blocks, 0, order)[..., None] / 2
-    codes = _codes("IQ3_XXS", blocks[..., 2:66], signs)
+    codes = _codes("IQ3_XXS", blocks[..., 2:66], signs, 4)
     return Blocks(codes, scales.flatten(1), 32, 4, table=IQ3_XXS)
 
 
 def _iq3_s(blocks: torch.Tensor, order: str) -> Blocks:
     high = _bits(blocks[..., 66:74]).flatten(-2).short()
-    codes = _codes("IQ3_S", blocks[..., 2:66] | high << 8, _bits(blocks[..., 74:106]))
+    codes = _codes("IQ3_S", blocks[..., 2:66] | high << 8, _bits(blocks[..., 74:106]), 4)
     d = half(blocks, 0, order).float().unsqueeze(-1)
     scales = (2 * pairs(blocks[..., 106:]) + 1) * d
     return Blocks(codes, scales.flatten(1), 32, 4, table=IQ3_S)
@@ -113,7 +113,12 @@ def _iq1_s(blocks: torch.Tensor, order: str) -> Blocks:
     runs = blocks[..., 2:34] | _fields(words, [0, 3, 6, 9], 3).flatten(-2) << 8
     d = half(blocks, 0, order).float().unsqueeze(-1)
     scales = (2 * (words >> 12 & 7) + 1) * d / 8
-    return Blocks(_codes("IQ1_S", runs, words < 0), scales.flatten(1), 32, 4, table=IQ1)
+    # There is one flag for each scale: its values are those of 2 - code with the other sign.
+    negative = words < 0
+    codes = _grid("IQ1_S")[runs.int()].unflatten(2, (8, 4)).flatten(3)
+    codes = torch.where(negative.unsqueeze(-1), 2 - codes, codes)
+    scales = torch.where(negative, -scales, scales)
+    return Blocks(codes.flatten(1), scales.flatten(1), 32, 2, table=IQ1)
 
 
 def _iq1_m(blocks: torch.Tensor, order: str) -> Blocks:
@@ -124,7 +129,7 @@ def _iq1_m(blocks: torch.Tensor, order: str) -> Blocks:
     places = torch.tensor([15, 15 << 4, 15 << 8, -1 << 12], dtype=torch.int16)
     d = (quarters & places).sum(-1, dtype=torch.int16).view(torch.half).float()
     scales = (2 * _fields(words, [0, 3, 6, 9], 3).flatten(-2) + 1) * d.unsqueeze(-1) / 8
-    return Blocks(_codes("IQ1_M", runs, high >> 3), scales.flatten(1), 16, 4, table=IQ1)
+    return Blocks(_codes("IQ1_M", runs, high >> 3, 3), scales.flatten(1), 16, 3, table=IQ1)
 
 
 GRIDS: dict[str, Callable[[torch.Tensor, str], Blocks]] = {

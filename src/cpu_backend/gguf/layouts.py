@@ -34,7 +34,7 @@ NARROW_BELOW = 2.0**-11
 
 
 def table_of(values: list[int]) -> torch.Tensor:
-    """Of up to 16 values, -128 to 127, that codes of 4 bits stand for."""
+    """Of up to 16 values, -128 to 127, that codes stand for."""
     filled = values + [0] * (16 - len(values))
     return torch.tensor(filled, dtype=torch.int8).view(torch.uint8) ^ 128
 
@@ -204,7 +204,7 @@ def _q2_k(blocks: torch.Tensor, order: str) -> Blocks:
     d, m = (half(blocks, at, order).float().unsqueeze(-1) for at in (80, 82))
     scales, minima = (blocks[..., :16] & 15) * d, (blocks[..., :16] >> 4) * m
     codes = _two_bits(blocks[..., 16:80]).flatten(1)
-    return Blocks(codes, scales.flatten(1), 16, 4, offsets=minima.neg_().flatten(1))
+    return Blocks(codes, scales.flatten(1), 16, 2, offsets=minima.neg_().flatten(1))
 
 
 def _q3_k(blocks: torch.Tensor, order: str) -> Blocks:
@@ -212,7 +212,7 @@ def _q3_k(blocks: torch.Tensor, order: str) -> Blocks:
     high = _two_bits(blocks[..., 104:108], 4).flatten(-3)
     scales = (_nibbles(blocks[..., 96:104]) | high << 4).float() - 32
     scales *= half(blocks, 108, order).float().unsqueeze(-1)
-    return Blocks(codes.flatten(1), scales.flatten(1), 16, 4, 4)
+    return Blocks(codes.flatten(1), scales.flatten(1), 16, 3, 4)
 
 
 def _iq4_nl(blocks: torch.Tensor, order: str) -> Blocks:
@@ -242,12 +242,12 @@ def _digits(packed: torch.Tensor, count: int) -> torch.Tensor:
 def _tq1_0(blocks: torch.Tensor, order: str) -> Blocks:
     parts = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
     codes = torch.cat([_digits(blocks[..., a:b], count) for a, b, count in parts], -1)
-    return Blocks(codes.flatten(1), half(blocks, 52, order), 256, 4, 1)
+    return Blocks(codes.flatten(1), half(blocks, 52, order), 256, 2, 1)
 
 
 def _tq2_0(blocks: torch.Tensor, order: str) -> Blocks:
     codes = _two_bits(blocks[..., :64]).flatten(1)
-    return Blocks(codes, half(blocks, 64, order), 256, 4, 1)
+    return Blocks(codes, half(blocks, 64, order), 256, 2, 1)
 
 
 def _mxfp4(blocks: torch.Tensor, order: str) -> Blocks:

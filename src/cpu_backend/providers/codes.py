@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cpu_backend.ops import Codes
+from cpu_backend.ops import Codes, kept_bits
 from cpu_backend.providers.interface import Matrix, Unsupported
 
 # Where AutoAWQ keeps column 0, 1, ... of eight in a word of 4-bit codes.
@@ -58,6 +58,7 @@ def plain(matrix: Matrix) -> PlainCodes:
     scales = groups.scales.t().float()
     if groups.zeros is None:
         zeros = torch.full_like(scales, 2 ** (bits - 1))
+        numbers = numbers + (2 ** (bits - 1) - 2 ** (kept_bits(codes.bits) - 1))
     elif groups.zero_kind == "point":
         zeros = groups.zeros.t().float()
     elif groups.zero_kind == "offset":

@@ -10,6 +10,7 @@ import torch
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.gguf import blocks
+from cpu_backend.gguf.layouts import table_of
 from cpu_backend.gguf.reader import BlockType
 from cpu_backend.host.bases import BasevLLMParameter, VocabParallelEmbedding
 from cpu_backend.layers.quantization.packing import weight_only_activations
@@ -149,9 +150,13 @@ def pack_blocks(
         if table is not None and not table.isfinite().all():
             raise ValueError("the file has scales of blocks that are not finite: fetch it again")
     offsets = None if unpacked.offsets is None else unpacked.offsets.t()
-    plain = offsets is None and unpacked.table is None
-    add = 2 ** (unpacked.bits - 1) - unpacked.middle if plain else 0
-    codes = Codes(unpacked.codes, "bytes", unpacked.bits, add, unpacked.table)
+    bits, middle, chosen = unpacked.bits, unpacked.middle, unpacked.table
+    plain = offsets is None and chosen is None
+    add = 2 ** (bits - 1) - middle if plain else 0
+    if add > 0 and int(unpacked.codes.max()) + add >= 2**bits:
+        # Ternary codes of 2 bits that say 2: nothing writes such, but a file may have them.
+        add, chosen = 0, table_of([code - middle for code in range(2**bits)])
+    codes = Codes(unpacked.codes, "bytes", bits, add, chosen)
     return QuantizedLinear(
         codes,
         GroupScales(unpacked.scales.t(), unpacked.group, offsets, "offset"),

@@ -33,7 +33,6 @@ from cpu_backend.host.quantized_bases import (
 )
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
-    kept_bits,
     pack,
     recentred,
     rehearse,
@@ -41,7 +40,7 @@ from cpu_backend.layers.quantization.packing import (
     unpack_rows,
     weight_only_activations,
 )
-from cpu_backend.ops import Codes, GroupScales
+from cpu_backend.ops import Codes, GroupScales, kept_bits
 from cpu_backend.providers import Matrix
 
 if TYPE_CHECKING:

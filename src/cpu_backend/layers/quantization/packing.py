@@ -12,7 +12,7 @@ from cpu_backend import envs, providers
 from cpu_backend.errors import ConfigError
 from cpu_backend.host.bases import LinearBase, QuantizationConfig, VocabParallelEmbedding
 from cpu_backend.layers.linear import parts_of
-from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear
+from cpu_backend.ops import Activations, Codes, GroupScales, QuantizedLinear, kept_bits
 from cpu_backend.providers import Matrix, Provider
 
 # Of the host's classes that do not say what they merge.
@@ -161,11 +161,6 @@ def unpack_rows(words: torch.Tensor, bits: int, size: int) -> torch.Tensor:
     unsigned = torch.nn.functional.pad(unsigned, (0, 1))
     pair = unsigned[:, first] | (unsigned[:, first + 1] << 32)
     return (pair >> shift) & (2**bits - 1)
-
-
-def kept_bits(bits: int) -> int:
-    """The width in which the packed weight keeps codes of ``bits``."""
-    return 4 if bits <= 4 else 8
 
 
 def recentred(bits: int) -> int:

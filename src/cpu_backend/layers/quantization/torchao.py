@@ -24,7 +24,7 @@ from cpu_backend.layers.quantization.packing import (
     run,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales
+from cpu_backend.ops import Activations, Codes, GroupScales, kept_bits
 from cpu_backend.providers import Matrix
 
 
@@ -81,7 +81,8 @@ def matrix_of(weight: Any) -> Matrix:
         return Matrix(Codes(weight.qdata, "bytes", 8), groups, columns, Activations("float"))
     if kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor"):
         bits = 8 if kind == "Int8Tensor" else int(str(weight.target_dtype).rpartition("int")[2])
-        kept, middle = (4, 8) if bits <= 4 else (8, 128)
+        kept = kept_bits(bits)
+        middle = 2 ** (kept - 1)
         scales = spread(weight.scale, weight.block_size, rows)
         zeros = weight.zero_point
         if zeros is not None and zeros.any():

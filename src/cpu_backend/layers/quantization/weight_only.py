@@ -19,13 +19,12 @@ from cpu_backend.host.quantized_bases import (
 from cpu_backend.layers.experts import ExpertsMethod
 from cpu_backend.layers.quantization.packing import (
     PackedKernel,
-    kept_bits,
     pack,
     rehearse,
     unpack_rows,
     weight_only_activations,
 )
-from cpu_backend.ops import Activations, Codes, GroupScales
+from cpu_backend.ops import Activations, Codes, GroupScales, kept_bits
 from cpu_backend.providers import Matrix
 
 
