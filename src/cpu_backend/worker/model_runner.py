@@ -19,6 +19,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheGroupSpec
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner as HostCPUModelRunner
+from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
 from cpu_backend import architectures, providers
 from cpu_backend.attention import whole_prompts
@@ -287,6 +288,13 @@ class CPUModelRunner(HostCPUModelRunner):
         inputs = tuple(x for x in (positions, input_ids, embedded, *received) if x is not None)
         output = self.step_replay.run(forward_of_copy, inputs, groups, _states(), branch)
         return self._outputs.parted(output)
+
+    @staticmethod
+    def kv_connector_no_forward(scheduler_output: Any, vllm_config: Any) -> Any:
+        """The host's, of a step that computes nothing.  Threads that read pages need Python's lock
+        meanwhile, which an engine in the program's own process would not let go of."""
+        time.sleep(0.001)
+        return KVConnectorModelRunnerMixin.kv_connector_no_forward(scheduler_output, vllm_config)
 
     def warm_up(self) -> float:
         """One small forward, so that the first request meets touched pages and started threads.
