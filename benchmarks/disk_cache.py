@@ -26,7 +26,7 @@ from cpu_backend import envs
 from cpu_backend.demo_model.store import default_dir
 
 PROMPTS = (1024, 4096)
-BATCH = (32, 256, 16)  # requests, tokens in, tokens out
+BATCH = (16, 256, 16)  # requests, tokens in, tokens out
 WITHOUT, WITH = "without", "with a disk"
 COMPUTED, FOUND = "computed", "from the disk"
 
