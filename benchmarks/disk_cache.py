@@ -15,12 +15,10 @@ import argparse
 import statistics
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.adapters import model_of
+from benchmarks.adapters import Engine, model_of
 from benchmarks.compare.models import MODELS
-from benchmarks.compare.process import Runner
 from benchmarks.turns import OURS, start_probe, start_vllm, summary, take_turns
 from cpu_backend import envs
 from cpu_backend.demo_model.store import default_dir
@@ -29,12 +27,6 @@ PROMPTS = (1024, 4096)
 BATCH = (16, 256, 16)  # requests, tokens in, tokens out
 WITHOUT, WITH = "without", "with a disk"
 COMPUTED, FOUND = "computed", "from the disk"
-
-
-@dataclass(frozen=True)
-class Engine:
-    name: str
-    runner: Runner
 
 
 def main() -> None:
