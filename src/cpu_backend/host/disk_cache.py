@@ -56,7 +56,7 @@ def configure(config: Any) -> None:
     transfer = config.kv_transfer_config
     if transfer is not None and not _is_own(transfer):
         raise ConfigError(
-            f"{transfer.kv_connector} reads keys and values in another order than they have on the "
+            f"{transfer.kv_connector} was not made for the order that keys and values have on the "
             f"CPU: leave --kv-transfer-config out; {envs.DISK_CACHE.name} keeps prompts on a disk."
         )
     media = config.ec_transfer_config
