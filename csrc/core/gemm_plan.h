@@ -10,19 +10,21 @@ namespace cpu_backend {
 // (kernels/panel.h).
 constexpr int64_t kChainLength = 128;
 
-// Activations of one item, widened to fp32: 24 rows of 2048 in 208 KiB, which with the panels that
-// stream past them stay in 512 KiB of L2.
+// Activations of one item as they meet the panels, most often widened to fp32: 24 rows of 2048 in
+// 208 KiB, which with the panels that stream past them stay in 512 KiB of L2.
 constexpr int64_t kActivationFloats = 53248;
+constexpr int64_t activation_elements(int64_t bytes) { return kActivationFloats * 4 / bytes; }
 
 // Numbers from one row that was copied to the next: a cache line of padding, whatever their type,
 // keeps rows of 2^n out of each other's cache sets.
 constexpr int64_t kRowPadding = 32;
 constexpr int64_t padded_depth(int64_t depth) { return round_up(depth, kRowPadding) + kRowPadding; }
 
-// How deep `rows` rows can be taken at a time, in whole chains.
-static inline int64_t gemm_depth(int64_t rows, int64_t k) {
-  if (rows * padded_depth(k) <= kActivationFloats) return k;
-  return (kActivationFloats / rows - kRowPadding) / kChainLength * kChainLength;
+// How deep `rows` rows can be taken at a time, in whole chains; `bytes` of one activation.
+static inline int64_t gemm_depth(int64_t rows, int64_t k, int64_t bytes) {
+  const int64_t most = activation_elements(bytes);
+  if (rows * padded_depth(k) <= most) return k;
+  return (most / rows - kRowPadding) / kChainLength * kChainLength;
 }
 
 struct GemmShape {
@@ -61,11 +63,11 @@ static inline int64_t item_rows(int64_t m, int64_t fitting, int64_t least = kLea
   return round_up(equal, equal < least ? 4 : kTileRows);
 }
 
-// The same for rows in fp32, which are taken in parts where the least do not fit.  fp32 weights
-// need twice as many for the same work per byte: with 24 rows, products of 256 and 1024 rows took 6
-// to 17 % longer (2048 and 8192 channels, Zen 5).
-static inline int64_t gemm_rows(int64_t m, int64_t k, int64_t weight_bytes) {
-  return item_rows(m, kActivationFloats / padded_depth(k), 12 * weight_bytes);
+// The same for activations of `bytes` each, which are taken in parts where the least do not fit.
+// fp32 weights need twice as many rows for the same work per byte: with 24, products of 256 and
+// 1024 rows took 6 to 17 % longer (2048 and 8192 channels, Zen 5).
+static inline int64_t gemm_rows(int64_t m, int64_t k, int64_t bytes, int64_t weight_bytes) {
+  return item_rows(m, activation_elements(bytes) / padded_depth(k), 12 * weight_bytes);
 }
 
 // The same for rows of bf16 that meet their panel in pairs of matrix tiles of 16, equal but for the

@@ -155,6 +155,7 @@ struct GemmStep {
   int64_t panel_elements;
   float* c;  // [panels][rows][kPanelWidth]
   bool accumulate;
+  bool first;  // of the panels that these rows meet
 };
 
 // Rows that have the type already are read where they lie, others are widened into `wide`.
@@ -203,20 +204,29 @@ CPU_BACKEND_INLINE void multiply_few_rows(const GemmStep<T>& step, int64_t panel
   if constexpr (panels_at_once(kRows) > 1) multiply_side_by_side<kRows, 2>(step);
 }
 
-template <class T>
-void multiply_panels(const GemmStep<T>& step, int64_t panels) {
-  if (panels > 1) return multiply_few_rows(step, panels);
+//
+// done(first row, rows) follows where results are ready.
+template <class T, class Done>
+void multiply_panels(const GemmStep<T>& step, int64_t panels, Done done) {
+  if (panels > 1) {
+    multiply_few_rows(step, panels);
+    return done(0, step.rows);
+  }
   // With several tiles only the first would wait for the panel, and longer than it computes: so all
   // of them fetch the next one.  A single tile fetches a page ahead where it computes for as long
   // as the memory takes (8 rows on Zen 5: 72 -> 93 % of the bound); with 16 registers it is best
   // left to the hardware.
   constexpr int64_t kPageAhead = 4096 / sizeof(T);
-  const int64_t ahead = step.rows > kMaxRows ? step.panel_elements
-                        : kMaxRows == 12     ? kPageAhead
-                                             : 0;
-  const T* next = ahead > 0 ? step.panel + ahead : nullptr;
-  multiply_panel(step.rows, kPanelWidth, step.a, step.a_stride, step.panel, kPanelWidth, step.depth,
-                 step.c, kPanelWidth, step.accumulate, next);
+  const int64_t distance = step.rows > kMaxRows ? step.panel_elements
+                           : kMaxRows == 12     ? kPageAhead
+                                                : 0;
+  Ahead ahead = next_panel(distance > 0 ? step.panel + distance : nullptr, step.rows);
+  // The first panel meets rows that nobody has read: the next tile's, where they follow.
+  if (step.first && step.rows > kMaxRows && step.a_stride == step.depth)
+    ahead = {reinterpret_cast<const char*>(step.a + kMaxRows * step.depth),
+             kMaxRows * static_cast<int64_t>(sizeof(Left<T>))};
+  multiply_tile_by_tile(step.rows, kPanelWidth, step.a, step.a_stride, step.panel, kPanelWidth,
+                        step.depth, step.c, kPanelWidth, step.accumulate, ahead, done);
 }
 
 #if defined(CPU_BACKEND_TILES)
@@ -236,8 +246,8 @@ inline void take_rows(GemmStep<bf16_t>& step, const bf16_t* a, int64_t a_stride,
   }
 }
 
-template <>
-inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
+template <class Done>
+void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels, Done done) {
   // Few rows read panels from front to back, one after the other, so what comes soon is enough.
   constexpr int64_t kSoon = 16384;
   const int64_t ahead =
@@ -247,6 +257,7 @@ inline void multiply_panels(const GemmStep<bf16_t>& step, int64_t panels) {
     multiply_in_tiles(step.rows, step.a, step.a_stride, panel, round_up(step.depth, kTileDepth),
                       step.c + p * step.rows * kPanelWidth, step.accumulate, panel + ahead);
   }
+  done(0, step.rows);
 }
 #endif
 
@@ -256,7 +267,7 @@ int64_t gemm_item_rows(int64_t m, int64_t k) {
 #if defined(CPU_BACKEND_TILES)
   if constexpr (kSame<T, bf16_t>) return tile_item_rows(m);
 #endif
-  return gemm_rows(m, k, sizeof(T));
+  return gemm_rows(m, k, sizeof(Left<T>), sizeof(T));
 }
 
 // Panels whose products are stored together.
@@ -277,7 +288,7 @@ int64_t taken_depth(int64_t rows, int64_t k) {
   if (kSame<T, bf16_t> && k % kTileDepth == 0)
     return rows * k <= kElements ? k : kElements / rows / kTileDepth * kTileDepth;
 #endif
-  return gemm_depth(rows, k);
+  return gemm_depth(rows, k, sizeof(Left<T>));
 }
 
 // Rows that gemm_item_rows() allows, by panels.
@@ -307,10 +318,24 @@ void gemm_block(const GemmArgs& args, Slice rows, Slice panels, float* scratch) 
       for (int64_t q = p; q < end; q += at_once) {
         step.panel = static_cast<const T*>(args.packed) + q * elements + k * kPanelWidth;
         step.c = products + (q - p) * step.rows * kPanelWidth;
-        multiply_panels(step, end - q < at_once ? end - q : at_once);
+        step.first = q == panels.begin;
+        const int64_t now = end - q < at_once ? end - q : at_once;
+        const bool ready = k + deep >= args.k && q + now == end;
+        const auto fetch = [&](int64_t row) CPU_BACKEND_LAMBDA {
+          if (!ready || end - p > pair) return;
+          const int64_t last = row + kMaxRows < step.rows ? row + kMaxRows : step.rows;
+          fetch_results<T>(args.epilogue, {rows.begin + row, rows.begin + last},
+                           panel_columns(args.n, args.parts, p).begin);
+        };
+        fetch(0);
+        multiply_panels(step, now, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
+          if (!ready) return;
+          store_panels<T>(args.epilogue, args.n, args.parts, rows.begin + row, count, {p, end},
+                          products + row * kPanelWidth, step.rows);
+          fetch(row + count);
+        });
       }
     }
-    store_panels<T>(args.epilogue, args.n, args.parts, rows.begin, step.rows, {p, end}, products);
   }
 }
 

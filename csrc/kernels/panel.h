@@ -363,17 +363,16 @@ CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
 }
 
 // c[rows][columns] (+)= a[rows][depth] * panel; columns is kPanelWidth or a multiple of
-// kWholeColumns<T> below it.  With `next`, as much memory from there on is fetched into L2
-// meanwhile as the panel takes.
+// kWholeColumns<T> below it.  done(first row, rows) follows each tile.
 // Chains outside of tiles, so that a part of the panel stays in L1 for all rows, lost 2 to 7 % on
 // Zen 5: a tile that goes on to the panel's end is a stream that the hardware fetches ahead.
-template <class A, class T>
-void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
-                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
-                    const T* next) {
+template <class A, class T, class Done>
+CPU_BACKEND_INLINE void multiply_tile_by_tile(int64_t rows, int64_t columns, const A* a,
+                                              int64_t a_stride, const T* b, int64_t b_stride,
+                                              int64_t depth, float* c, int64_t c_stride,
+                                              bool accumulate, Ahead ahead, Done done) {
   const int64_t tiles = ceil_div(rows, kMaxRows);
   Ahead none{};
-  Ahead ahead{reinterpret_cast<const char*>(next), next ? kStepBytes<T> / tiles : 0};
   for_each_tile<A>(rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
     const A* left = a + row * a_stride;
     float* out = c + row * c_stride;
@@ -381,14 +380,30 @@ void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride,
       if constexpr (kWholeColumns<T> == kLanes)
         multiply_rows<Fetch::kInBursts, 1>(count, left, a_stride, b, b_stride, depth, out, c_stride,
                                            accumulate, none);
-    } else if (next && tiles == 1) {
+    } else if (ahead.rate && tiles == 1) {
       multiply_rows<Fetch::kEvenly, kPanelVecs>(count, left, a_stride, b, b_stride, depth, out,
                                                 c_stride, accumulate, ahead);
     } else {
       multiply_rows<Fetch::kInBursts, kPanelVecs>(count, left, a_stride, b, b_stride, depth, out,
                                                   c_stride, accumulate, ahead);
     }
+    done(row, count);
   });
+}
+
+// As much memory from `next` on, if any, as a panel takes while `rows` rows meet it.
+template <class T>
+CPU_BACKEND_INLINE Ahead next_panel(const T* next, int64_t rows) {
+  return {reinterpret_cast<const char*>(next), next ? kStepBytes<T> / ceil_div(rows, kMaxRows) : 0};
+}
+
+// The same with nothing to follow; with `next` its panel is fetched into L2 meanwhile.
+template <class A, class T>
+void multiply_panel(int64_t rows, int64_t columns, const A* a, int64_t a_stride, const T* b,
+                    int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                    const T* next) {
+  multiply_tile_by_tile(rows, columns, a, a_stride, b, b_stride, depth, c, c_stride, accumulate,
+                        next_panel(next, rows), [](int64_t, int64_t) CPU_BACKEND_LAMBDA {});
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

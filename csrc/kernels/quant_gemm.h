@@ -137,14 +137,15 @@ static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t r
   }
 }
 
-// Adds the caller's correction to block[panels][rows][kPanelWidth].
+// Adds the caller's correction to rows of block[panels][block_rows][kPanelWidth].
 static inline void add_shifts(const QuantGemmArgs& args, int64_t row, int64_t rows, Slice panels,
-                              float* block) {
-  for (int64_t p = panels.begin; p < panels.end; ++p) {
+                              float* block, int64_t block_rows) {
+  for (int64_t p = panels.begin; p < panels.end; ++p, block += block_rows * kPanelWidth) {
     const Slice columns = panel_columns(args.layout.n, args.layout.parts, p);
-    for (int64_t r = row; r < row + rows; ++r, block += kPanelWidth)
+    for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = columns.begin; c < columns.end; ++c)
-        block[c - columns.begin] += args.row_shift[r] * args.column_shift[c];
+        block[r * kPanelWidth + c - columns.begin] +=
+            args.row_shift[row + r] * args.column_shift[c];
   }
 }
 
@@ -201,17 +202,24 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
         codes.at = expanded;
       }
       float* block = scratch + (q - p) * count * kPanelWidth;
+      const bool last = q + at_once >= end;
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t done = t * tile_rows;
         const int64_t size = count - done < tile_rows ? count - done : tile_rows;
+        const int64_t row = rows.begin + done;
+        if (last && end - p == pair)
+          fetch_results<T>(args.epilogue, {row, row + size},
+                           panel_columns(args.layout.n, args.layout.parts, p).begin);
         codes.ahead = panel + (fetch ? bytes + t * steps * codes.ahead_step : 0);
-        quant_block(multiplied, rows.begin + done, size, end - q < at_once ? end - q : at_once,
-                    codes, block + done * kPanelWidth, beside);
+        quant_block(multiplied, row, size, end - q < at_once ? end - q : at_once, codes,
+                    block + done * kPanelWidth, beside);
+        if (!last) continue;
+        float* const results = scratch + done * kPanelWidth;
+        if (args.row_shift) add_shifts(args, row, size, {p, end}, results, count);
+        store_panels<T>(args.epilogue, args.layout.n, args.layout.parts, row, size, {p, end},
+                        results, count);
       }
     }
-    if (args.row_shift) add_shifts(args, rows.begin, count, {p, end}, scratch);
-    store_panels<T>(args.epilogue, args.layout.n, args.layout.parts, rows.begin, count, {p, end},
-                    scratch);
   }
 }
 

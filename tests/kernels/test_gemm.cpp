@@ -264,7 +264,7 @@ const Registration e("gemm/test_gemm_sums_in_short_chains", test_gemm_sums_in_sh
 void test_gemm_takes_long_rows_in_parts() {
   for_each_target_and_emulated([](const KernelTable& table) {
     for (DType type : kTypes) {
-      const int64_t k = kActivationFloats / 24 + 3 * kChainLength + 5;
+      const int64_t k = activation_elements(2) / 24 + 3 * kChainLength + 5;
       const Problem problem(type, 26, table.panel_width + 3, k);
       const Buffer packed = problem.pack(table);
       const int64_t panels = problem.panels(table);

@@ -17,7 +17,7 @@ void for_each_plan(F check) {
           for (int64_t threads : kThreads)
             for (int64_t weight_bytes : {2, 4}) {
               const GemmShape shape{m, n, k, round_up(ceil_div(n, 16), together), together};
-              for (int64_t rows : {gemm_rows(m, k, weight_bytes), tile_item_rows(m)})
+              for (int64_t rows : {gemm_rows(m, k, weight_bytes, weight_bytes), tile_item_rows(m)})
                 check(shape, plan_gemm(shape, rows, threads), threads);
             }
 }
@@ -49,11 +49,13 @@ const Registration a("gemm_plan/test_items_cover_the_product_once",
 void test_activations_of_an_item_fit() {
   for_each_plan([](const GemmShape& shape, const GemmPlan& plan, int64_t) {
     const int64_t rows = plan.rows(0).end - plan.rows(0).begin;
-    const int64_t depth = gemm_depth(rows, shape.k);
-    expect(depth > 0 && rows * padded_depth(depth) <= kActivationFloats, "%lld rows %lld deep",
-           static_cast<long long>(rows), static_cast<long long>(depth));
-    expect(depth == shape.k || depth % kChainLength == 0, "%lld cuts a chain",
-           static_cast<long long>(depth));
+    for (int64_t bytes : {2, 4}) {
+      const int64_t depth = gemm_depth(rows, shape.k, bytes);
+      expect(depth > 0 && rows * padded_depth(depth) <= activation_elements(bytes),
+             "%lld rows %lld deep", static_cast<long long>(rows), static_cast<long long>(depth));
+      expect(depth == shape.k || depth % kChainLength == 0, "%lld cuts a chain",
+             static_cast<long long>(depth));
+    }
   });
 }
 const Registration b("gemm_plan/test_activations_of_an_item_fit", test_activations_of_an_item_fit);
@@ -69,7 +71,7 @@ void test_threads_get_equal_shares() {
       for (const auto& [threads, width] :
            {std::pair<int64_t, int64_t>{1, 16}, {2, 16}, {4, 16}, {1, 32}, {2, 32}}) {
         const GemmShape shape{m, n, k, ceil_div(n, width), 1};
-        const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k, 2), threads);
+        const GemmPlan plan = plan_gemm(shape, gemm_rows(shape.m, shape.k, 4, 2), threads);
         std::vector<int64_t> load(static_cast<size_t>(threads), 0);
         for (int64_t item = 0; item < plan.items(); ++item) {  // to the one that is free first
           const Slice rows = plan.rows(item), panels = plan.panels(item);

@@ -248,8 +248,10 @@ class CpuBackendMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         self, common: CommonAttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Pages for one step: encoder-only models keep no cache, the kernel wants one."""
-        block_size, starts = self.spec.block_size, common.query_start_loc[:-1]
-        block_table, slots, pages = encoder.places(starts, common.seq_lens, block_size)
+        starts = common.query_start_loc[:-1]
+        block_table, slots, (pages, block_size) = encoder.places(
+            starts, common.seq_lens, self.spec.block_size
+        )
         shape = (pages, self.spec.num_kv_heads, block_size, 2 * self.spec.head_size)
         return block_table, slots, torch.zeros(shape, dtype=self.dtype)
 

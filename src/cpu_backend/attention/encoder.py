@@ -18,19 +18,24 @@ MULTIPLE = 16  # channels of a head and tokens of a page, which the kernel takes
 
 
 def places(
-    starts: torch.Tensor, lengths: torch.Tensor, block_size: int
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Pages of block_size tokens for sequences whose tokens lie one behind the other.
+    starts: torch.Tensor, lengths: torch.Tensor, longest_page: int
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+    """Pages for sequences whose tokens lie one behind the other.
 
     starts, lengths [sequences].  Returns the block table [sequences, pages] int32, the slots of all
-    tokens int64, and the number of pages.
+    tokens int64, and the number of pages and of tokens in each.  These are longest_page but where
+    one such page holds any of the sequences: then it is as long as they need, which changes no
+    sum, and what nobody fills does not scatter the rest over memory.
     """
+    longest = max(1, int(lengths.max()))
+    block_size = min(longest_page, longest + -longest % MULTIPLE)
     pages = (lengths + block_size - 1) // block_size
     first = torch.cumsum(pages, 0) - pages
     block_table = first[:, None] + torch.arange(int(pages.max()))
     # All slots of a sequence are as far from its tokens' places as the first one is.
     shift = (first * block_size - starts).repeat_interleave(lengths)
-    return block_table.to(torch.int32), torch.arange(len(shift)) + shift, int(pages.sum())
+    slots = torch.arange(len(shift)) + shift
+    return block_table.to(torch.int32), slots, (int(pages.sum()), block_size)
 
 
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -70,9 +75,7 @@ def attend(
     size += missing
     kv_heads = key.shape[1]
     starts, lengths = query_starts.to(torch.int32), key_starts.diff().to(torch.int32)
-    longest = max(1, int(lengths.max()))
-    block_size = min(LONGEST_PAGE, longest + -longest % MULTIPLE)
-    block_table, slots, pages = places(key_starts[:-1], lengths, block_size)
+    block_table, slots, (pages, block_size) = places(key_starts[:-1], lengths, LONGEST_PAGE)
     cache = torch.zeros((pages, kv_heads, 2, block_size, size), dtype=query.dtype)
     cached = (cache[:, :, 0], cache[:, :, 1])
     out = torch.empty(query.shape, dtype=query.dtype)
