@@ -283,4 +283,15 @@ CPU_BACKEND_INLINE void store_n(T* p, Vec v, int n) {
   }
 }
 
+// The same, but subnormal bf16 numbers become zeros where the target has an instruction for the
+// rest: for results that none of sense is among.
+template <class T>
+CPU_BACKEND_INLINE void store_normal_n(T* p, Vec v, int n) {
+  store_n(p, v, n);
+}
+CPU_BACKEND_INLINE void store_normal_n(bf16_t* p, Vec v, int n) {
+  if (n == kLanes) return store_raw(p, narrow_normal_bf16(v));
+  store_partial(p, widen_bf16(narrow_normal_bf16(v)), n);
+}
+
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -14,24 +14,13 @@
 
 namespace CPU_BACKEND_NAMESPACE {
 
-// What is left of a product after store_product().
+// What is left of a product once it is stored.
 template <class T>
 CPU_BACKEND_INLINE Vec rounded(Vec x) {
   if constexpr (kSame<T, bf16_t>) return widen_bf16(narrow_normal_bf16(x));
   T stored[kLanes];
   store(stored, x);
   return load(stored);
-}
-
-// store_n() but for subnormal bf16 numbers, which become zeros where the target has an instruction
-// for the rest: products of bf16 pairs have none.
-template <class T>
-CPU_BACKEND_INLINE void store_product(T* to, Vec x, int n) {
-  if constexpr (kSame<T, bf16_t>) {
-    if (n == kLanes) return store_raw(to, narrow_normal_bf16(x));
-    x = rounded<T>(x);
-  }
-  store_n(to, x, n);
 }
 
 template <class T, class Out>
@@ -53,7 +42,7 @@ void store_panel_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice col
       if (add) {
         store_n(c + r * to.c_stride + i, rounded<Out>(v) + load_n(add + i, n), n);
       } else {
-        store_product(c + r * to.c_stride + i, v, n);
+        store_normal_n(c + r * to.c_stride + i, v, n);
       }
     });
   };
@@ -82,7 +71,7 @@ void store_gated_as(const GemmEpilogue& to, int64_t row, int64_t rows, Slice col
         g = g + load_n(bias + columns.begin + i, n);
         u = u + load_n(bias + up_column + i, n);
       }
-      store_n(c + i, activate_and_multiply<kKind, T>(rounded<T>(g), rounded<T>(u)), n);
+      store_normal_n(c + i, activate_and_multiply<kKind, T>(rounded<T>(g), rounded<T>(u)), n);
     });
   }
 }

@@ -46,46 +46,9 @@ int64_t packed_elements(int64_t n, int64_t k, int parts) {
   return panel_count(n, parts) * packed_panel_elements<T>(k);
 }
 
-// Words of T in which columns of a weight are transposed, kLanes by kLanes, and how many squares
-// fill the columns of a panel's words.
-template <class T>
-constexpr int kPerSquareWord = sizeof(uint32_t) / sizeof(T);
-template <class T>
-constexpr int kSquares = kWholeColumns<T> == kLanes ? 1 : 2;
-
-// kSquares * kLanes columns from `column` on, kLanes words of each.
-template <class T>
-CPU_BACKEND_INLINE void pack_squares(const T* from, int64_t n_stride, T* panel, int64_t column) {
-  constexpr int kPer = kPerSquareWord<T>;
-  VecU words[kSquares<T>][kLanes];
-  for (int s = 0; s < kSquares<T>; ++s) {
-    for (int i = 0; i < kLanes; ++i)
-      words[s][i] = load_raw<VecU>(from + (s * kLanes + i) * n_stride);
-    transpose(words[s]);
-  }
-  for (int w = 0; w < kLanes; ++w) {
-    T* const first = panel + panel_offset<T>(w * kPer, column, kPanelWidth);
-    if constexpr (kPairing<T> == kPer) {
-      store_raw(first, words[0][w]);
-    } else {
-      T* const second = panel + panel_offset<T>(w * kPer + 1, column, kPanelWidth);
-      const auto low = [&](int s) CPU_BACKEND_LAMBDA { return words[s][w] & 0xffffu; };
-      const auto high = [&](int s) CPU_BACKEND_LAMBDA { return words[s][w] >> 16; };
-      if constexpr (kSquares<T> == 1) {
-        store_raw(kFirstIsLow ? first : second, narrow_bits(low(0)));
-        store_raw(kFirstIsLow ? second : first, narrow_bits(high(0)));
-      } else {
-        constexpr int kUpper = kFirstIsLow ? 1 : 0;
-        store_raw(kFirstIsLow ? first : second, low(1 - kUpper) | low(kUpper) << 16);
-        store_raw(kFirstIsLow ? second : first, high(1 - kUpper) | high(kUpper) << 16);
-      }
-    }
-  }
-}
-
 template <class T>
 void pack_weight(const PackArgs& args, Slice panels) {
-  constexpr int64_t kColumns = kSquares<T> * kLanes, kDepth = kLanes * kPerSquareWord<T>;
+  constexpr int64_t kColumns = kSquareColumns<T>, kDepth = kSquareDepth<T>;
   const T* weight = static_cast<const T*>(args.weight);
   const int64_t elements = packed_panel_elements<T>(args.k);
   const int64_t depth = args.k_stride == 1 ? args.k / kDepth * kDepth : 0;
@@ -105,7 +68,7 @@ void pack_weight(const PackArgs& args, Slice panels) {
       const int64_t some = columns.end - c < kColumns ? columns.end - c : kColumns;
       const int64_t transposed = some == kColumns ? depth : 0;
       for (int64_t k = 0; k < transposed; k += kDepth)
-        pack_squares<T>(from + k, args.n_stride, packed + k * kPanelWidth, column);
+        pack_squares<T>(from + k, args.n_stride, packed + k * kPanelWidth, column, kPanelWidth);
       for (int64_t k = transposed; k < args.k; ++k) {
         for (int64_t i = 0; i < some; ++i)
           packed[panel_offset<T>(k, column + i, kPanelWidth)] =

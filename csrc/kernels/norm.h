@@ -63,7 +63,7 @@ void rms_norm(const NormArgs& args, Slice rows) {
     for_each_vector(args.hidden, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
       Vec v = before.apply(load_n(source + i, n), i, n) * scale;
       if (weight) v = v * (load_n(weight + i, n) + args.weight_offset);
-      store_n(y + i, after.apply(v, i, n), n);
+      store_normal_n(y + i, after.apply(v, i, n), n);
     });
   }
 }
@@ -100,7 +100,7 @@ void layer_norm(const LayerNormArgs& args, Slice rows) {
       Vec v = (load_n(source + i, n) - mean) * scale;
       if (weight) v = v * load_n(weight + i, n);
       if (bias) v = v + load_n(bias + i, n);
-      store_n(y + i, v, n);
+      store_normal_n(y + i, v, n);
     });
   }
 }

@@ -80,6 +80,49 @@ CPU_BACKEND_INLINE int64_t panel_offset(int64_t k, int64_t column, int64_t strid
   return k / kPair * kPair * stride + kPair * column + k % kPair;
 }
 
+// Columns come as rows of memory.  Words of T in which they are transposed, kLanes by kLanes, how
+// many such squares fill the columns of a panel's words, and what they hold together.
+template <class T>
+constexpr int kPerSquareWord = sizeof(uint32_t) / sizeof(T);
+template <class T>
+constexpr int kSquares = kWholeColumns<T> == kLanes ? 1 : 2;
+template <class T>
+constexpr int64_t kSquareColumns = kSquares<T> * kLanes;
+template <class T>
+constexpr int64_t kSquareDepth = kLanes * kPerSquareWord<T>;
+
+// kSquareColumns from `column` of a panel of `width` on, kSquareDepth of each; `from` the first
+// one, the others n_stride apart.
+template <class T>
+CPU_BACKEND_NOINLINE void pack_squares(const T* from, int64_t n_stride, T* panel, int64_t column,
+                                       int64_t width) {
+  constexpr int kPer = kPerSquareWord<T>;
+  VecU words[kSquares<T>][kLanes];
+  for (int s = 0; s < kSquares<T>; ++s) {
+    for (int i = 0; i < kLanes; ++i)
+      words[s][i] = load_raw<VecU>(from + (s * kLanes + i) * n_stride);
+    transpose(words[s]);
+  }
+  for (int w = 0; w < kLanes; ++w) {
+    T* const first = panel + panel_offset<T>(w * kPer, column, width);
+    if constexpr (kPairing<T> == kPer) {
+      store_raw(first, words[0][w]);
+    } else {
+      T* const second = panel + panel_offset<T>(w * kPer + 1, column, width);
+      const auto low = [&](int s) CPU_BACKEND_LAMBDA { return words[s][w] & 0xffffu; };
+      const auto high = [&](int s) CPU_BACKEND_LAMBDA { return words[s][w] >> 16; };
+      if constexpr (kSquares<T> == 1) {
+        store_raw(kFirstIsLow ? first : second, narrow_bits(low(0)));
+        store_raw(kFirstIsLow ? second : first, narrow_bits(high(0)));
+      } else {
+        constexpr int kUpper = kFirstIsLow ? 1 : 0;
+        store_raw(kFirstIsLow ? first : second, low(1 - kUpper) | low(kUpper) << 16);
+        store_raw(kFirstIsLow ? second : first, high(1 - kUpper) | high(kUpper) << 16);
+      }
+    }
+  }
+}
+
 // The type in which rows of A meet a panel of T.
 template <class T>
 struct LeftOf {

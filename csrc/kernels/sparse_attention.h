@@ -57,7 +57,7 @@ void gather_page(const PagedKv& cache, const int32_t* blocks, const int32_t* cho
   for (int64_t i = 0; i < count; ++i) {
     const T* const one = row(i);
     write_key(page, block, i, one);
-    if constexpr (kCopiesPairs<T, T>) {
+    if constexpr (kPairing<T> == 2) {
       if (i + 1 < count) {
         const T* const other = row(i + 1);
         write_two_values(page, block, i, one, other);

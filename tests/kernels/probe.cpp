@@ -68,7 +68,7 @@ const test::Probe kProbe = {
     CPU_BACKEND_MAP(exp2_for_bf16),
     CPU_BACKEND_MAP(sigmoid),
     CPU_BACKEND_MAP(sigmoid_for_16_bits),
-    CPU_BACKEND_MAP(erfc_for_16_bits),
+    CPU_BACKEND_MAP(normal_tail_for_16_bits),
     CPU_BACKEND_MAP(tanh),
     CPU_BACKEND_MAP(erfc),
     CPU_BACKEND_MAP(log),

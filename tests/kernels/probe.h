@@ -22,7 +22,7 @@ struct Probe {
   void (*exp2_for_bf16)(const float* x, float* y, int64_t n);
   void (*sigmoid)(const float* x, float* y, int64_t n);
   void (*sigmoid_for_16_bits)(const float* x, float* y, int64_t n);
-  void (*erfc_for_16_bits)(const float* x, float* y, int64_t n);
+  void (*normal_tail_for_16_bits)(const float* x, float* y, int64_t n);
   void (*tanh)(const float* x, float* y, int64_t n);
   void (*erfc)(const float* x, float* y, int64_t n);
   void (*log)(const float* x, float* y, int64_t n);

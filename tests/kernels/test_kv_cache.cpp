@@ -21,15 +21,16 @@ struct Case {
 
 void check_case(const KernelTable& table, const Case& c) {
   constexpr int kHeads = 3;
-  constexpr int64_t kBlocks = 5;
+  constexpr int64_t kBlocks = 8;
   const std::string label =
       format("%s block %d head %d", name_of(c.type), c.block_size, c.head_dim);
   const int64_t n = c.block_size;
   const int64_t d = c.head_dim;
   const int64_t half = n * d;
   // Both sides of block boundaries, out of order and side by side; negative slots are padding.
-  const std::vector<int64_t> slots = {
-      3 * n - 1, -1, 3 * n, 0, n - 1, n, -7, 1, 2, 4, 5, 6, kBlocks * n - 1, 2 * n + 4, 2 * n + 5};
+  std::vector<int64_t> slots = {3 * n - 1, -1, 3 * n, 0, n - 1, n, -7, 1, 2, 4, 5, 6};
+  for (int64_t i = -1; i < 19; ++i) slots.push_back(6 * n + i);  // squares of keys among them
+  for (int64_t slot : {kBlocks * n - 1, 2 * n + 4, 2 * n + 5}) slots.push_back(slot);
   const int64_t tokens = static_cast<int64_t>(slots.size());
   const int64_t head_stride = d + 3;
   Buffer key(c.type, tokens, kHeads * head_stride, kHeads * head_stride + 1);
