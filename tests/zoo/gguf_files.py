@@ -44,6 +44,22 @@ PHI_MOE = {
     "long_mscale": phi.MSCALE,
     "short_mscale": phi.MSCALE,
 }
+# Of models that the host computes as others.
+OTHERS = (
+    Spec(
+        "Dots1ForCausalLM",
+        "dots.llm1",
+        "dots1",
+        {
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+        },
+    ),
+)
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
@@ -104,6 +120,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 # What published configs say, the converter reads and transformers no longer writes.
 WRITTEN: dict[str, Change] = {
     "BloomForCausalLM": lambda config: config | {"seq_length": 1024},
+    "Dots1ForCausalLM": lambda config: config | {"scoring_func": "sigmoid"},
     "FalconH1ForCausalLM": lambda config: config | {"head_dim": BASE["head_dim"]},
     "GPT2LMHeadModel": lambda config: config | {"n_ctx": 1024},
     # Under its own name transformers reads it before the converter does.
@@ -159,7 +176,7 @@ def names() -> list[str]:
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
     classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
     classes |= LOADED_AS_OTHERS
-    return sorted(classes & {spec.name for spec in text.SPECS})
+    return sorted(classes & {spec.name for spec in text.SPECS} | {spec.name for spec in OTHERS})
 
 
 def converted(
@@ -273,7 +290,7 @@ def report(specs: Iterable[Any], examine: Callable[[Any, Path], Outcome]) -> int
 
 def main() -> int:
     """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in text.SPECS}
+    specs = {spec.name: spec for spec in (*text.SPECS, *OTHERS)}
     return report((specs[name] for name in sys.argv[1:] or names()), examine)
 
 
