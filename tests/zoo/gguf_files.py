@@ -27,6 +27,7 @@ from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
 from tests.zoo.mistral import MINISTRAL
+from tests.zoo.renamed_mixture_specs import LLAMA3, mimo, step
 from tests.zoo.tokens import ANSWERS, SPECIAL, write_tokenizer
 from tools import llama_cpp
 
@@ -60,11 +61,21 @@ OTHERS = (
         },
     ),
 )
+# What Step 3.5's files have the result of.
+STEP_ROPE = {**LLAMA3, "original_max_position_embeddings": 131072}
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
     "BailingMoeForCausalLM": {"first_k_dense_replace": 0},
     "Cohere2ForCausalLM": {"rotary_pct": 1.0},
+    "Cohere2MoeForCausalLM": {
+        "expert_selection_fn": "sigmoid",
+        "intermediate_size": 96,
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "num_shared_experts": 2,
+        "prefix_dense_intermediate_size": 352,
+    },
     # Factors are multiplied into weights.
     "FalconH1ForCausalLM": {
         "attention_in_multiplier": 0.9,
@@ -90,6 +101,27 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": [3] * 3,
         "num_shared_expert": [1] * 3,
     },
+    "LagunaForCausalLM": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "num_attention_heads_per_layer": [6, 8, 8, 8],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500000.0,
+                "partial_rotary_factor": 0.5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 256,
+                "attention_factor": 1.0,
+                "beta_fast": 64.0,
+                "beta_slow": 1.0,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    },
     "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
     "MambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
     "MellumForCausalLM": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
@@ -114,8 +146,20 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
     "Starcoder2ForCausalLM": {"sliding_window": 4096},
+    "Step3p5ForCausalLM": {
+        "rope_parameters": {
+            "full_attention": {**STEP_ROPE, "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    },
 }
 HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
+# Under their own names transformers reads some configs before the converter does.
+UNKNOWN = {"model_type": "as published"}
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 # What published configs say, the converter reads and transformers no longer writes.
 WRITTEN: dict[str, Change] = {
@@ -123,13 +167,14 @@ WRITTEN: dict[str, Change] = {
     "Dots1ForCausalLM": lambda config: config | {"scoring_func": "sigmoid"},
     "FalconH1ForCausalLM": lambda config: config | {"head_dim": BASE["head_dim"]},
     "GPT2LMHeadModel": lambda config: config | {"n_ctx": 1024},
-    # Under its own name transformers reads it before the converter does.
-    "GPTNeoXForCausalLM": lambda config: (
-        config | {"rotary_pct": 0.25, "model_type": "as published"}
-    ),
+    "GPTNeoXForCausalLM": lambda config: config | {"rotary_pct": 0.25} | UNKNOWN,
     "GlmForCausalLM": lambda config: config | {"seq_length": 1024},
     "GraniteMoeHybridForCausalLM": lambda config: (
         config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
+    ),
+    "MiMoV2FlashForCausalLM": lambda config: mimo(config) | {"topk_method": "noaux_tc"} | UNKNOWN,
+    "Step3p5ForCausalLM": lambda config: (
+        step(config) | {"norm_expert_weight": True, "rope_scaling": STEP_ROPE} | UNKNOWN
     ),
 }
 
@@ -145,14 +190,19 @@ class Drafting:
     field: str
 
 
+def drafting(norm: str, layer: str = "model.layers.{}") -> Drafting:
+    """As most models have it; ``norm``: of its output."""
+    norms = tuple(f"{{}}{of}.weight" for of in ("enorm", "hnorm", norm))
+    return Drafting(layer, "{}eh_proj.weight", norms, "num_nextn_predict_layers")
+
+
 # Rows with such a layer, which is left out.
 DRAFTING = {
-    "Glm4MoeForCausalLM": Drafting(
-        "model.layers.{}",
-        "{}eh_proj.weight",
-        ("{}enorm.weight", "{}hnorm.weight", "{}shared_head.norm.weight"),
-        "num_nextn_predict_layers",
-    ),
+    "Cohere2MoeForCausalLM": drafting("shared_head.norm"),
+    "Glm4MoeForCausalLM": drafting("shared_head.norm"),
+    "HYV3ForCausalLM": drafting("final_layernorm"),
+    "MiMoV2FlashForCausalLM": drafting("final_layernorm", "model.mtp.layers.0"),
+    "Step3p5ForCausalLM": drafting("transformer.shared_head.norm"),
     "Qwen3_5ForCausalLM": Drafting(
         "mtp.layers.0",
         "mtp.fc.weight",
@@ -204,8 +254,8 @@ def add_drafting(checkpoint: Path, drafting: Drafting) -> None:
     config = json.loads(path.read_text())
     weights = load_file(checkpoint / "model.safetensors")
     layer = f"{drafting.layer.format(config['num_hidden_layers'])}."
-    attends = max(name for name in weights if name.endswith("self_attn.q_proj.weight"))
-    copied = attends.removesuffix("self_attn.q_proj.weight")
+    attends = max(name for name in weights if name.endswith("self_attn.o_proj.weight"))
+    copied = attends.removesuffix("self_attn.o_proj.weight")
     for name in [name for name in weights if name.startswith(copied)]:
         weights[layer + name.removeprefix(copied)] = weights[name].clone()
     width = config["hidden_size"]
@@ -225,12 +275,12 @@ def granted(spec: Spec) -> Spec:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     spec = granted(spec)
-    drafting = DRAFTING.get(spec.name)
-    part = "drafting" if drafting else "text"
+    drafts = DRAFTING.get(spec.name)
+    part = "drafting" if drafts else "text"
 
     def made() -> tuple[Path, dict[str, Any]]:
-        if drafting:
-            add_drafting(folder, drafting)
+        if drafts:
+            add_drafting(folder, drafts)
         return converted(folder, "F32", part=part)
 
     outcome = text.examine(spec, folder, made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures import (
+    alternating,
     cohere,
     deepseek,
     delta,
@@ -34,7 +35,7 @@ from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
 FAMILIES = (
-    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma),
+    *(alternating, cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma),
     *(glm, gpt_oss, granite, granite_hybrid, internlm, kimi, layer_norm, lfm2, llama, llama4),
     *(mamba, mistral, mixtures, nemotron, olmo, phi, qwen, windows),
 )
