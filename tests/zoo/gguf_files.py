@@ -61,6 +61,7 @@ OTHERS = (
         },
     ),
 )
+NOT_ALL = [10000.0, 0, 10000.0]  # layers have positions
 # What Step 3.5's files have the result of.
 STEP_ROPE = {**LLAMA3, "original_max_position_embeddings": 131072}
 # What a GGUF file does not say and llama.cpp takes for granted.
@@ -95,6 +96,8 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 7,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
     },
+    "GraniteMoeSWAForCausalLM": {"layer_rope_theta": NOT_ALL},
+    "GraniteSWAForCausalLM": {"layer_rope_theta": NOT_ALL},
     # Of checkpoints that are older than transformers' class.
     "HunYuanMoEV1ForCausalLM": {
         "moe_intermediate_size": [352] * 3,
@@ -160,10 +163,21 @@ GRANTED: dict[str, dict[str, Any]] = {
 HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
 # Under their own names transformers reads some configs before the converter does.
 UNKNOWN = {"model_type": "as published"}
+# What blocks of Llama Nemotron say of a half that they do not have.
+WITHOUT = {"n_heads_in_group": None, "replace_with_linear": False, "ffn_mult": None}
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 # What published configs say, the converter reads and transformers no longer writes.
 WRITTEN: dict[str, Change] = {
     "BloomForCausalLM": lambda config: config | {"seq_length": 1024},
+    "DeciLMForCausalLM": lambda config: (
+        config
+        | {
+            "block_configs": [
+                {half: WITHOUT | said for half, said in block.items()}
+                for block in config["block_configs"]
+            ]
+        }
+    ),
     "Dots1ForCausalLM": lambda config: config | {"scoring_func": "sigmoid"},
     "FalconH1ForCausalLM": lambda config: config | {"head_dim": BASE["head_dim"]},
     "GPT2LMHeadModel": lambda config: config | {"n_ctx": 1024},
@@ -172,6 +186,8 @@ WRITTEN: dict[str, Change] = {
     "GraniteMoeHybridForCausalLM": lambda config: (
         config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
     ),
+    "GraniteMoeSWAForCausalLM": lambda config: config | {"no_rope_layers": [1, 0, 1]},
+    "GraniteSWAForCausalLM": lambda config: config | {"no_rope_layers": [1, 0, 1]},
     "MiMoV2FlashForCausalLM": lambda config: mimo(config) | {"topk_method": "noaux_tc"} | UNKNOWN,
     "Step3p5ForCausalLM": lambda config: (
         step(config) | {"norm_expert_weight": True, "rope_scaling": STEP_ROPE} | UNKNOWN
@@ -199,7 +215,9 @@ def drafting(norm: str, layer: str = "model.layers.{}") -> Drafting:
 # Rows with such a layer, which is left out.
 DRAFTING = {
     "Cohere2MoeForCausalLM": drafting("shared_head.norm"),
+    "DeepseekV32ForCausalLM": drafting("shared_head.norm"),
     "Glm4MoeForCausalLM": drafting("shared_head.norm"),
+    "GlmMoeDsaForCausalLM": drafting("shared_head.norm"),
     "HYV3ForCausalLM": drafting("final_layernorm"),
     "MiMoV2FlashForCausalLM": drafting("final_layernorm", "model.mtp.layers.0"),
     "Step3p5ForCausalLM": drafting("transformer.shared_head.norm"),
