@@ -27,6 +27,7 @@ from tests.zoo import judge, rounding, run, text
 from tests.zoo.build import BASE, Spec
 from tests.zoo.judge import Outcome
 from tests.zoo.mistral import MINISTRAL
+from tests.zoo.renamed_mixture_specs import LLAMA3, mimo, step
 from tests.zoo.tokens import ANSWERS, SPECIAL, write_tokenizer
 from tools import llama_cpp
 
@@ -44,11 +45,38 @@ PHI_MOE = {
     "long_mscale": phi.MSCALE,
     "short_mscale": phi.MSCALE,
 }
+# Of models that the host computes as others.
+OTHERS = (
+    Spec(
+        "Dots1ForCausalLM",
+        "dots.llm1",
+        "dots1",
+        {
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 2.5,
+            "sliding_window": None,
+        },
+    ),
+)
+NOT_ALL = [10000.0, 0, 10000.0]  # layers have positions
+# What Step 3.5's files have the result of.
+STEP_ROPE = {**LLAMA3, "original_max_position_embeddings": 131072}
 # What a GGUF file does not say and llama.cpp takes for granted.
 GRANTED: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"mup_enabled": True},
     "BailingMoeForCausalLM": {"first_k_dense_replace": 0},
     "Cohere2ForCausalLM": {"rotary_pct": 1.0},
+    "Cohere2MoeForCausalLM": {
+        "expert_selection_fn": "sigmoid",
+        "intermediate_size": 96,
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "mlp_layer_types": ["dense", *["sparse"] * 3],
+        "num_shared_experts": 2,
+        "prefix_dense_intermediate_size": 352,
+    },
     # Factors are multiplied into weights.
     "FalconH1ForCausalLM": {
         "attention_in_multiplier": 0.9,
@@ -68,11 +96,34 @@ GRANTED: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 7,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
     },
+    "GraniteMoeSWAForCausalLM": {"layer_rope_theta": NOT_ALL},
+    "GraniteSWAForCausalLM": {"layer_rope_theta": NOT_ALL},
     # Of checkpoints that are older than transformers' class.
     "HunYuanMoEV1ForCausalLM": {
         "moe_intermediate_size": [352] * 3,
         "num_experts_per_tok": [3] * 3,
         "num_shared_expert": [1] * 3,
+    },
+    "LagunaForCausalLM": {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "num_attention_heads_per_layer": [6, 8, 8, 8],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500000.0,
+                "partial_rotary_factor": 0.5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 256,
+                "attention_factor": 1.0,
+                "beta_fast": 64.0,
+                "beta_slow": 1.0,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
     },
     "Llama4ForCausalLM": {"attention_chunk_size": 8192, "floor_scale": 8192},
     "MambaForCausalLM": {"intermediate_size": 2 * BASE["hidden_size"]},
@@ -98,21 +149,48 @@ GRANTED: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": False},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
     "Starcoder2ForCausalLM": {"sliding_window": 4096},
+    "Step3p5ForCausalLM": {
+        "rope_parameters": {
+            "full_attention": {**STEP_ROPE, "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    },
 }
 HYBRID = {"linear_attention": "mamba", "full_attention": "attention"}
+# Under their own names transformers reads some configs before the converter does.
+UNKNOWN = {"model_type": "as published"}
+# What blocks of Llama Nemotron say of a half that they do not have.
+WITHOUT = {"n_heads_in_group": None, "replace_with_linear": False, "ffn_mult": None}
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 # What published configs say, the converter reads and transformers no longer writes.
 WRITTEN: dict[str, Change] = {
     "BloomForCausalLM": lambda config: config | {"seq_length": 1024},
+    "DeciLMForCausalLM": lambda config: (
+        config
+        | {
+            "block_configs": [
+                {half: WITHOUT | said for half, said in block.items()}
+                for block in config["block_configs"]
+            ]
+        }
+    ),
+    "Dots1ForCausalLM": lambda config: config | {"scoring_func": "sigmoid"},
     "FalconH1ForCausalLM": lambda config: config | {"head_dim": BASE["head_dim"]},
     "GPT2LMHeadModel": lambda config: config | {"n_ctx": 1024},
-    # Under its own name transformers reads it before the converter does.
-    "GPTNeoXForCausalLM": lambda config: (
-        config | {"rotary_pct": 0.25, "model_type": "as published"}
-    ),
+    "GPTNeoXForCausalLM": lambda config: config | {"rotary_pct": 0.25} | UNKNOWN,
     "GlmForCausalLM": lambda config: config | {"seq_length": 1024},
     "GraniteMoeHybridForCausalLM": lambda config: (
         config | {"layer_types": [HYBRID[kind] for kind in config["layer_types"]]}
+    ),
+    "GraniteMoeSWAForCausalLM": lambda config: config | {"no_rope_layers": [1, 0, 1]},
+    "GraniteSWAForCausalLM": lambda config: config | {"no_rope_layers": [1, 0, 1]},
+    "MiMoV2FlashForCausalLM": lambda config: mimo(config) | {"topk_method": "noaux_tc"} | UNKNOWN,
+    "Step3p5ForCausalLM": lambda config: (
+        step(config) | {"norm_expert_weight": True, "rope_scaling": STEP_ROPE} | UNKNOWN
     ),
 }
 
@@ -128,14 +206,21 @@ class Drafting:
     field: str
 
 
+def drafting(norm: str, layer: str = "model.layers.{}") -> Drafting:
+    """As most models have it; ``norm``: of its output."""
+    norms = tuple(f"{{}}{of}.weight" for of in ("enorm", "hnorm", norm))
+    return Drafting(layer, "{}eh_proj.weight", norms, "num_nextn_predict_layers")
+
+
 # Rows with such a layer, which is left out.
 DRAFTING = {
-    "Glm4MoeForCausalLM": Drafting(
-        "model.layers.{}",
-        "{}eh_proj.weight",
-        ("{}enorm.weight", "{}hnorm.weight", "{}shared_head.norm.weight"),
-        "num_nextn_predict_layers",
-    ),
+    "Cohere2MoeForCausalLM": drafting("shared_head.norm"),
+    "DeepseekV32ForCausalLM": drafting("shared_head.norm"),
+    "Glm4MoeForCausalLM": drafting("shared_head.norm"),
+    "GlmMoeDsaForCausalLM": drafting("shared_head.norm"),
+    "HYV3ForCausalLM": drafting("final_layernorm"),
+    "MiMoV2FlashForCausalLM": drafting("final_layernorm", "model.mtp.layers.0"),
+    "Step3p5ForCausalLM": drafting("transformer.shared_head.norm"),
     "Qwen3_5ForCausalLM": Drafting(
         "mtp.layers.0",
         "mtp.fc.weight",
@@ -159,7 +244,7 @@ def names() -> list[str]:
     known = [*architectures.KNOWN.values(), *architectures.MIXTURES.values()]
     classes = {name for kind in known for name in (kind.class_name, *kind.other_classes)}
     classes |= LOADED_AS_OTHERS
-    return sorted(classes & {spec.name for spec in text.SPECS})
+    return sorted(classes & {spec.name for spec in text.SPECS} | {spec.name for spec in OTHERS})
 
 
 def converted(
@@ -187,8 +272,8 @@ def add_drafting(checkpoint: Path, drafting: Drafting) -> None:
     config = json.loads(path.read_text())
     weights = load_file(checkpoint / "model.safetensors")
     layer = f"{drafting.layer.format(config['num_hidden_layers'])}."
-    attends = max(name for name in weights if name.endswith("self_attn.q_proj.weight"))
-    copied = attends.removesuffix("self_attn.q_proj.weight")
+    attends = max(name for name in weights if name.endswith("self_attn.o_proj.weight"))
+    copied = attends.removesuffix("self_attn.o_proj.weight")
     for name in [name for name in weights if name.startswith(copied)]:
         weights[layer + name.removeprefix(copied)] = weights[name].clone()
     width = config["hidden_size"]
@@ -208,12 +293,12 @@ def granted(spec: Spec) -> Spec:
 def examine(spec: Spec, folder: Path) -> Outcome:
     """Runs in a process of its own."""
     spec = granted(spec)
-    drafting = DRAFTING.get(spec.name)
-    part = "drafting" if drafting else "text"
+    drafts = DRAFTING.get(spec.name)
+    part = "drafting" if drafts else "text"
 
     def made() -> tuple[Path, dict[str, Any]]:
-        if drafting:
-            add_drafting(folder, drafting)
+        if drafts:
+            add_drafting(folder, drafts)
         return converted(folder, "F32", part=part)
 
     outcome = text.examine(spec, folder, made)
@@ -273,7 +358,7 @@ def report(specs: Iterable[Any], examine: Callable[[Any, Path], Outcome]) -> int
 
 def main() -> int:
     """Of all that are known if none is named."""
-    specs = {spec.name: spec for spec in text.SPECS}
+    specs = {spec.name: spec for spec in (*text.SPECS, *OTHERS)}
     return report((specs[name] for name in sys.argv[1:] or names()), examine)
 
 

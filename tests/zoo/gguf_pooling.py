@@ -65,6 +65,7 @@ NAMES = (
     "BertModel",
     "EuroBertModel",
     "Gemma3TextModel",
+    "LlamaBidirectionalModel",
     "ModernBertForSequenceClassification",
     "ModernBertModel",
     "NomicBertModel",

@@ -15,12 +15,14 @@ from cpu_backend.gguf import architectures
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/gguf.md"
 # Latent matrices of two tensors, norms around 0 and windows, a layer that only drafts tokens,
-# experts with biases, a hybrid with experts without a gate.
+# experts with biases, values shorter than keys in layers of two kinds, a hybrid with experts
+# without a gate.
 MODELS = (
     "DeepseekV3ForCausalLM",
     "Gemma3ForCausalLM",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
+    "MiMoV2FlashForCausalLM",
     "NemotronHForCausalLM",
 )
 EMBEDDER, RERANKER = "BertModel", "Qwen3ForCausalLM"

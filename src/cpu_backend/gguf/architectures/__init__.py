@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from cpu_backend.gguf.architectures import (
+    alternating,
     cohere,
+    deci,
     deepseek,
     delta,
     dense,
@@ -34,7 +36,7 @@ from cpu_backend.gguf.architectures.base import Architecture
 from cpu_backend.gguf.reader import GgufFile
 
 FAMILIES = (
-    *(cohere, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma),
+    *(alternating, cohere, deci, deepseek, delta, dense, encoders, exaone, falcon_h1, gemma),
     *(glm, gpt_oss, granite, granite_hybrid, internlm, kimi, layer_norm, lfm2, llama, llama4),
     *(mamba, mistral, mixtures, nemotron, olmo, phi, qwen, windows),
 )
@@ -42,7 +44,7 @@ KNOWN: dict[str, type[Architecture]] = {
     name: kind for family in FAMILIES for name, kind in family.KNOWN.items()
 }
 # Where an architecture has mixtures of experts under the same name.
-MIXTURES: dict[str, type[Architecture]] = {**llama.MIXTURES}
+MIXTURES: dict[str, type[Architecture]] = {**granite.MIXTURES, **llama.MIXTURES}
 
 
 def find(file: GgufFile) -> Architecture:

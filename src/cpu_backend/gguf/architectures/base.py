@@ -38,6 +38,13 @@ RANKING = 4  # the kind of pooling of models that score texts
 # Other kinds of pooling, by their numbers in a file: the words of sentence-transformers.
 POOLING = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 
+# Llama 3.1 and later stretch slow rotations; a GGUF file holds only the resulting factors.
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 
 def layer_types(windowed: list[bool]) -> list[str]:
     """config.json's names of layers with windows and of those without."""
@@ -50,7 +57,8 @@ class Architecture(Metadata):
     class_name, model_type: of Hugging Face.  partial_rotary: a part of each head may be rotated.
     has_head: the host's class has an output layer of its own, also where it is the table.
     other_classes: of Hugging Face, whose files say that they are of this architecture.
-    causal: tokens attend only to those before them.
+    causal: tokens attend only to those before them.  llama3_rope: what a file with factors of
+    positions does not say of them.
     """
 
     class_name = "LlamaForCausalLM"
@@ -62,6 +70,7 @@ class Architecture(Metadata):
     activation = "silu"
     epsilon = "layer_norm_rms_epsilon"
     harmless = HARMLESS
+    llama3_rope = LLAMA3_ROPE
 
     def __init__(self, file: GgufFile) -> None:
         super().__init__(file)
@@ -285,14 +294,20 @@ class Architecture(Metadata):
         """The parameters of which a file with factors has the result, checked to be those."""
         found = self.vector(ROPE_FACTORS, self.head_dim // 2)
         scaling = {"rope_type": "llama3", "factor": shortest_float(float(found.max()))}
-        scaling |= LLAMA3_ROPE
-        expected = llama3_factors(self.head_dim, self.number("rope.freq_base", 10000.0), scaling)
+        scaling |= self.llama3_rope
+        own = llama3_factors(self.stretched, self.number("rope.freq_base", 10000.0), scaling)
+        expected = np.pad(own, (0, len(found) - len(own)), constant_values=1)
         if not np.allclose(found, expected, rtol=1e-4):
             raise self.file.error(
                 f"has factors of positions in '{ROPE_FACTORS}' that are not those of Llama 3",
                 "use the original checkpoint",
             )
         return scaling
+
+    @property
+    def stretched(self) -> int:
+        """The channels of a head that such factors are for."""
+        return self.head_dim
 
     def vector(self, name: str, length: int) -> np.ndarray:
         """The fp32 numbers of a tensor that is part of the configuration."""
@@ -374,12 +389,6 @@ YARN_FIELDS = {
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
     "ext_factor": "extrapolation_factor",
-}
-# Llama 3.1 and later stretch slow rotations; a GGUF file holds only the resulting factors.
-LLAMA3_ROPE = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
 }
 
 

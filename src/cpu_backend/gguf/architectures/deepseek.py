@@ -83,12 +83,13 @@ class Deepseek2(Routed):
     class_name = "DeepseekV2ForCausalLM"
     model_type = "deepseek_v2"
     other_classes: tuple[str, ...] = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
+    with_sigmoid = ("DeepseekV3ForCausalLM", "deepseek_v3")
     grouped = True
 
     def __init__(self, file: GgufFile) -> None:
         super().__init__(file)
         if self.gating_function() == SIGMOID:
-            self.class_name, self.model_type = "DeepseekV3ForCausalLM", "deepseek_v3"
+            self.class_name, self.model_type = self.with_sigmoid
 
     @property
     def head_dim(self) -> int:
@@ -185,4 +186,78 @@ class Deepseek2(Routed):
         return both or super().ignored(name)
 
 
-KNOWN = {"bailingmoe": Ling1, "deepseek": Deepseek, "deepseek2": Deepseek2}
+INDEXER = {
+    "indexer.k_norm.weight": Tensor("self_attn.indexer.k_norm.weight", ("index_head",)),
+    "indexer.k_norm.bias": Tensor("self_attn.indexer.k_norm.bias", ("index_head",)),
+    "indexer.attn_q_b.weight": Tensor("self_attn.indexer.wq_b.weight", ("index_q", "q_rank")),
+    # The host computes both unquantized.
+    "indexer.attn_k.weight": Tensor(
+        "self_attn.indexer.wk.weight", ("index_head", "hidden"), plain=True
+    ),
+    "indexer.proj.weight": Tensor(
+        "self_attn.indexer.weights_proj.weight", ("index_heads", "hidden"), plain=True
+    ),
+}
+
+
+class DeepseekV32(Deepseek2):
+    """DeepSeek V3.2: tokens attend to those that an indexer chooses."""
+
+    class_name = "DeepseekV32ForCausalLM"
+    model_type = "deepseek_v32"
+    other_classes = ()
+    with_sigmoid = (class_name, model_type)
+    scoring = (SIGMOID,)
+    interleaved_index = False  # the channels of the indexer that turn together
+
+    def chooses(self, layer: int) -> bool:
+        """Whether a layer has an indexer; others attend to what the one before chose."""
+        return True
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        if config["q_lora_rank"] is None:
+            raise self.refuse("has an indexer, and one matrix for its queries")
+        return config | {
+            "index_head_dim": self.size("attention.indexer.key_length"),
+            "index_n_heads": self.size("attention.indexer.head_count"),
+            "index_topk": self.size("attention.indexer.top_k"),
+            "indexer_rope_interleave": self.interleaved_index,
+        }
+
+    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
+        head, heads = config["index_head_dim"], config["index_n_heads"]
+        index = {"index_head": head, "index_heads": heads, "index_q": head * heads}
+        return super().sizes(layer, config) | index
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return super().layer(number) | (INDEXER if self.chooses(number) else {})
+
+
+class GlmDsa(DeepseekV32):
+    """GLM 5: some layers have no indexer of their own."""
+
+    class_name = "GlmMoeDsaForCausalLM"
+    model_type = "glm_moe_dsa"
+    with_sigmoid = (class_name, model_type)
+    interleaved_index = True
+
+    def chooses(self, layer: int) -> bool:
+        return self.present("indexer.proj.weight", layer)
+
+    def config(self) -> dict[str, Any]:
+        shown = [self.chooses(layer) for layer in range(self.num_layers)]
+        key = "attention.indexer.types"
+        if not shown[0] or (self.has(key) and list(map(bool, self.per_layer(key))) != shown):
+            raise self.file.error("has other indexers than it says", "choose a whole model")
+        pattern = "".join("F" if chooses else "S" for chooses in shown)
+        return super().config() | {"index_topk_pattern": pattern}
+
+
+KNOWN = {
+    "bailingmoe": Ling1,
+    "deepseek": Deepseek,
+    "deepseek2": Deepseek2,
+    "deepseek32": DeepseekV32,
+    "glm-dsa": GlmDsa,
+}

@@ -1,4 +1,4 @@
-"""Dense models that are nearly Llama: SmolLM 3, Seed-OSS, Arcee, Apertus."""
+"""Dense models that are nearly Llama: SmolLM 3, Seed-OSS, Arcee, openPangu, Apertus."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from cpu_backend.gguf.architectures.base import Architecture
-from cpu_backend.gguf.architectures.llama import Llama
+from cpu_backend.gguf.architectures.llama import BIASES, Llama
 from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
+    FFN_NORM,
     HEAD_NORMS,
     MLP,
     QKV_BIASES,
@@ -64,6 +65,15 @@ class Arcee(Llama):
         return {k: t for k, t in super().layer(number).items() if not k.startswith("ffn_gate.")}
 
 
+class PanguEmbedded(Llama):
+    """openPangu Embedded: a Llama with biases, whose channels that turn together are apart."""
+
+    other_classes = ("PanguEmbeddedForCausalLM",)
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return ATTENTION | FFN_NORM | MLP | BIASES
+
+
 class Apertus(Architecture):
     """Apertus: norms of heads, an activation whose numbers are in the metadata."""
 
@@ -104,4 +114,10 @@ class Apertus(Architecture):
         return tensors | named(norms)
 
 
-KNOWN = {"apertus": Apertus, "arcee": Arcee, "seed_oss": SeedOss, "smollm3": SmolLm3}
+KNOWN = {
+    "apertus": Apertus,
+    "arcee": Arcee,
+    "pangu-embedded": PanguEmbedded,
+    "seed_oss": SeedOss,
+    "smollm3": SmolLm3,
+}

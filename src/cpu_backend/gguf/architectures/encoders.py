@@ -6,7 +6,7 @@ from typing import Any
 
 from cpu_backend.gguf.architectures.base import Architecture, layer_types
 from cpu_backend.gguf.architectures.gemma import Gemma3
-from cpu_backend.gguf.architectures.llama import Llama
+from cpu_backend.gguf.architectures.llama import Llama, interleaved
 from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
     FFN_NORM,
@@ -357,9 +357,20 @@ class EuroBert(Llama):
         return ATTENTION | FFN_NORM | MLP
 
 
+class LlamaEmbed(EuroBert):
+    """Llama Nemotron embeddings, which are means; files do not say so."""
+
+    def pooling(self) -> str:
+        return super().pooling() or "pooling_mode_mean_tokens"
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return interleaved(super().layer(number))
+
+
 KNOWN = {
     "bert": Bert,
     "eurobert": EuroBert,
+    "llama-embed": LlamaEmbed,
     "nomic-bert": NomicBert,
     "modern-bert": ModernBert,
     "gemma-embedding": EmbeddingGemma,

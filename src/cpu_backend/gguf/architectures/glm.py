@@ -1,4 +1,4 @@
-"""GLM 4 and its mixtures."""
+"""GLM 4 and its mixtures, and dots.llm1, which computes the same as those."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cpu_backend.gguf.architectures.base import SIGMOID, Architecture
 from cpu_backend.gguf.architectures.routed import CORRECTION, Routed
 from cpu_backend.gguf.architectures.tensors import (
     ATTENTION,
+    FFN_NORM,
     HEAD_NORMS,
     QKV_BIASES,
     Order,
@@ -103,6 +104,7 @@ class Glm4Moe(Routed):
     gating = SIGMOID
     scoring = (SIGMOID,)
     grouped = True
+    norm_behind = NORM_BEHIND  # attention
 
     @property
     def head_norms(self) -> bool:
@@ -113,9 +115,16 @@ class Glm4Moe(Routed):
         return super().config() | biased(self) | {"use_qk_norm": self.head_norms}
 
     def layer(self, number: int) -> dict[str, Tensor]:
-        tensors = ATTENTION | optional(QKV_BIASES) | NORM_BEHIND | self.feed_forward(number)
+        tensors = ATTENTION | optional(QKV_BIASES) | self.norm_behind | self.feed_forward(number)
         tensors |= HEAD_NORMS if self.head_norms else {}
         return tensors if number < self.dense_layers else tensors | CORRECTION
 
 
-KNOWN = {"glm4": Glm4, "glm4moe": Glm4Moe}
+class Dots1(Glm4Moe):
+    """dots.llm1, of which the host has no class of its own: heads are rotated as a whole."""
+
+    partial_rotary = False
+    norm_behind = FFN_NORM
+
+
+KNOWN = {"dots1": Dots1, "glm4": Glm4, "glm4moe": Glm4Moe}

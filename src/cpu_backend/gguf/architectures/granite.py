@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpu_backend.gguf.architectures.base import layer_types
 from cpu_backend.gguf.architectures.llama import Llama, interleaved
 from cpu_backend.gguf.architectures.tensors import ATTENTION, FFN_NORM, Tensor, named, plain
 
@@ -14,6 +15,11 @@ EXPERTS = plain({"ffn_gate_inp.weight": "block_sparse_moe.gate.weight"}) | named
         "ffn_down_exps.weight": "block_sparse_moe.experts.{}.down_proj.weight",
     }
 )
+
+SHARED = {
+    "ffn_up_shexp.weight": Tensor("shared_mlp.input_linear.weight", ("gate_up", "hidden")),
+    "ffn_down_shexp.weight": Tensor("shared_mlp.output_linear.weight"),
+}
 
 
 class Granite(Llama):
@@ -39,8 +45,13 @@ class GraniteMoe(Granite):
     class_name = "GraniteMoeForCausalLM"
     model_type = "granitemoe"
 
+    @property
+    def shared_ffn(self) -> int:
+        """Of experts that all tokens share."""
+        return 0
+
     def config(self) -> dict[str, Any]:
-        if self.size("expert_shared_feed_forward_length", 0, least=0):
+        if self.size("expert_shared_feed_forward_length", 0, least=0) != self.shared_ffn:
             raise self.refuse("has experts that all tokens share")
         experts = self.experts("num_local_experts")
         size = experts["moe_intermediate_size"]
@@ -53,4 +64,48 @@ class GraniteMoe(Granite):
         return interleaved(ATTENTION | FFN_NORM) | EXPERTS
 
 
-KNOWN = {"granite": Granite, "granitemoe": GraniteMoe}
+class GraniteSwa(Granite):
+    """Granite with windows in most layers, and sinks."""
+
+    class_name = "GraniteSWAForCausalLM"
+    model_type = "granite_swa"
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        if not self.has("attention.sliding_window_pattern"):
+            raise self.refuse("does not say which of its layers have windows")
+        theta, rotated = config["rope_theta"], self.per_layer("attention.rope_pattern", 1)
+        return config | {
+            "attention_sinks": self.present("attn_sinks.weight"),
+            "layer_rope_theta": [theta if turned else 0 for turned in rotated],
+            "layer_types": layer_types(self.windowed(0)),
+            "sliding_window": self.size("attention.sliding_window"),
+        }
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        sinks = {"attn_sinks.weight": Tensor("self_attn.sinks")}
+        return super().layer(number) | (sinks if self.present("attn_sinks.weight") else {})
+
+
+class GraniteMoeSwa(GraniteSwa, GraniteMoe):
+    """The mixtures of those."""
+
+    class_name = "GraniteMoeSWAForCausalLM"
+    model_type = "granitemoe_swa"
+
+    @property
+    def shared_ffn(self) -> int:
+        return self.size("expert_shared_feed_forward_length", 0, least=0)
+
+    def config(self) -> dict[str, Any]:
+        return super().config() | {"shared_intermediate_size": self.shared_ffn}
+
+    def sizes(self, layer: int, config: dict[str, Any]) -> dict[str, int]:
+        return super().sizes(layer, config) | {"gate_up": 2 * self.shared_ffn}
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        return super().layer(number) | (SHARED if self.shared_ffn else {})
+
+
+KNOWN = {"granite": Granite, "granite_swa": GraniteSwa, "granitemoe": GraniteMoe}
+MIXTURES = {"granite_swa": GraniteMoeSwa}

@@ -24,6 +24,13 @@ HUNYUAN_NORMS = named(
         "attn_k_norm.weight": "self_attn.key_layernorm.weight",
     }
 )
+HUNYUAN_SHARED = named(
+    {
+        "ffn_gate_shexp.weight": "mlp.shared_mlp.gate_proj.weight",
+        "ffn_up_shexp.weight": "mlp.shared_mlp.up_proj.weight",
+        "ffn_down_shexp.weight": "mlp.shared_mlp.down_proj.weight",
+    }
+)
 
 
 class Ernie(Architecture):
@@ -208,14 +215,48 @@ class HunyuanMoe(Routed):
 
     def layer(self, number: int) -> dict[str, Tensor]:
         router = plain({"ffn_gate_inp.weight": "mlp.gate.wg.weight"})
-        shared = named(
-            {
-                "ffn_gate_shexp.weight": "mlp.shared_mlp.gate_proj.weight",
-                "ffn_up_shexp.weight": "mlp.shared_mlp.up_proj.weight",
-                "ffn_down_shexp.weight": "mlp.shared_mlp.down_proj.weight",
-            }
+        return ATTENTION | HUNYUAN_NORMS | FFN_NORM | EXPERTS | router | HUNYUAN_SHARED
+
+
+class Hunyuan3(Routed):
+    """Hunyuan 3."""
+
+    class_name = "HYV3ForCausalLM"
+    model_type = "hy_v3"
+    gating = SIGMOID
+    scoring = (SIGMOID,)
+
+    def config(self) -> dict[str, Any]:
+        config = super().config()
+        return config | {
+            "expert_hidden_dim": config["moe_intermediate_size"],
+            "mlp_layer_types": self.mlp_layer_types(),
+            "num_experts": config["n_routed_experts"],
+            "num_shared_experts": self.shared_experts,
+            "qk_norm": True,
+            "route_norm": config["norm_topk_prob"],
+            "router_scaling_factor": config["routed_scaling_factor"],
+        }
+
+    @property
+    def shared_experts(self) -> int:
+        """As many as their width makes."""
+        width = self.expert_ffn()
+        shared = self.size("expert_shared_feed_forward_length", width)
+        if shared % width:
+            raise self.refuse("has shared experts of another width")
+        return shared // width
+
+    def layer(self, number: int) -> dict[str, Tensor]:
+        tensors = super().layer(number) | HEAD_NORMS
+        if number < self.dense_layers:
+            return tensors
+        return (
+            tensors
+            | plain({"ffn_gate_inp.weight": "mlp.router.gate.weight"})
+            | {"exp_probs_b": Tensor("mlp.expert_bias", ("experts",))}
+            | HUNYUAN_SHARED
         )
-        return ATTENTION | HUNYUAN_NORMS | FFN_NORM | EXPERTS | router | shared
 
 
 class ExaoneMoe(Routed):
@@ -232,10 +273,9 @@ class ExaoneMoe(Routed):
         if self.has("rope.freq_base_swa"):
             raise self.refuse("has another base of positions in layers with windows")
         config = super().config()
-        dense, sparse = self.dense_layers, self.num_layers - self.dense_layers
         return config | {
             "layer_types": layer_types(self.windowed(4)),
-            "mlp_layer_types": ["dense"] * dense + ["sparse"] * sparse,
+            "mlp_layer_types": self.mlp_layer_types(),
             "num_experts": config["n_routed_experts"],
             "num_shared_experts": self.shared_experts,
             "sliding_window": self.size("attention.sliding_window"),
@@ -294,5 +334,6 @@ KNOWN = {
     "exaone-moe": ExaoneMoe,
     "hunyuan-dense": Hunyuan,
     "hunyuan-moe": HunyuanMoe,
+    "hy_v3": Hunyuan3,
     "minimax-m2": MiniMaxM2,
 }

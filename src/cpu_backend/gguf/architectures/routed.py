@@ -48,8 +48,15 @@ class Routed(Architecture):
 
     @property
     def dense_layers(self) -> int:
-        """So many layers have no experts, and are the first."""
-        return min(self.size("leading_dense_block_count", 0, least=0), self.num_layers)
+        """So many layers have no experts, and are the first: as the file says, or its tensors."""
+        layers = self.num_layers
+        shown = next((n for n in range(layers) if not self.present("ffn_up.weight", n)), layers)
+        return min(self.size("leading_dense_block_count", shown, least=0), layers)
+
+    def mlp_layer_types(self) -> list[str]:
+        """config.json's names of layers without experts and of those with."""
+        dense = self.dense_layers
+        return ["dense"] * dense + ["sparse"] * (self.num_layers - dense)
 
     @property
     def shared_experts(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cpu_backend.gguf import blocks
+from cpu_backend.gguf import blocks, configs
 from cpu_backend.gguf.checkpoint import Checkpoint, Pictures
 from cpu_backend.gguf.folder import METHOD
 from cpu_backend.gguf.reader import BlockType, GgufFile
@@ -275,5 +275,6 @@ def _weights_of_text(
 @functools.cache
 def register() -> None:
     """Make both the quantization and the load format known to the host."""
+    configs.register()
     register_quantization_config(METHOD)(CpuGgufConfig)
     register_model_loader(METHOD)(CpuGgufLoader)
