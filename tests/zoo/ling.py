@@ -40,10 +40,11 @@ class Ling25Config(DeepseekV3Config):
 
 
 for config, like in ((Ling1Config, "glm4_moe"), (Ling25Config, "deepseek_v3")):
-    AutoConfig.register(config.model_type, config)
+    # transformers from 5.20 on knows Ling 3, which shares the name of Ling 2.5.
+    AutoConfig.register(config.model_type, config, exist_ok=True)
     # So that experts are written one by one.
     register_checkpoint_conversion_mapping(
-        config.model_type, get_checkpoint_conversion_mapping(like)
+        config.model_type, get_checkpoint_conversion_mapping(like), overwrite=True
     )
 
 
