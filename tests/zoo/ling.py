@@ -92,7 +92,7 @@ class LightningAttention(torch.nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.groups, self.eps = config.group_norm_size, config.rms_norm_eps
-        self.rotated = int(self.head_dim * config.partial_rotary_factor)
+        self.rotated = int(self.head_dim * config.rope_parameters["partial_rotary_factor"])
         self.theta = config.rope_parameters["rope_theta"]
         self.silu = config.linear_silu
         depth = layer / (config.num_hidden_layers - 1)
