@@ -3,7 +3,6 @@ of text: weights and config are written as published checkpoints have them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from tests.zoo import grid_specs, latents, mistral, renamed_processors
 from tests.zoo.build import BASE
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, Chunk, MediaSpec, beside, drawn, shown
 from tests.zoo.newer_specs import NEEDS
-from tests.zoo.processors import FIRST, SIDE
+from tests.zoo.processors import FIRST, QWEN, SIDE
 from tests.zoo.renamed_processors import OVIS_ATOM
 
 # Configs whose class comes with the checkpoint.
@@ -74,7 +73,8 @@ OVIS_NAMES = (
     (r"rms_norm([12])", r"norm_\1"),
 )
 CODE = {"AutoConfig": "config_code.Config"}
-PLACES = range(BASE["vocab_size"], BASE["vocab_size"] + 24)
+# Words for a car's places, which the host puts behind those of the tokenizer; the last ones here.
+PLACES = range(FIRST + len(QWEN) + 256, FIRST + len(QWEN) + 280)
 
 
 def _intern_chat(model_type: str, **different: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -152,7 +152,7 @@ def _opencua(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alpamayo(config: dict[str, Any]) -> dict[str, Any]:
-    """Around Qwen3-VL's: words for a car's places, which stand behind all others."""
+    """Around Qwen3-VL's."""
     return {
         "model_type": "alpamayo2_super",
         "vlm_config": config,
@@ -165,10 +165,8 @@ def _alpamayo(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_places(project: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Any:
-    """Scores of words; those of places are never chosen."""
-    scores = project(x)
-    scores[..., PLACES.start : PLACES.stop] = -math.inf
-    return scores
+    """Scores of all words before those of places, which are never chosen."""
+    return project(x)[..., : PLACES.start]
 
 
 def _of_text(_: Any, ids: torch.Tensor, **media: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -46,9 +46,14 @@ class _Products(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function is not torch.nn.functional.linear or args[1].shape != self.router.weight.shape:
-            return function(*args, **(kwargs or {}))
+        if function is torch.nn.functional.linear:
+            function = self._linear
+        return function(*args, **(kwargs or {}))
+
+    def _linear(self, input: Any, weight: Any, bias: Any = None) -> Any:  # as torch names them
+        if weight.shape != self.router.weight.shape:
+            return torch.nn.functional.linear(input, weight, bias)
         packed = getattr(self.router, "cpu_linear", None)
         if packed is None:
-            packed = self.router.cpu_linear = ops.PackedLinear(args[1].detach())
-        return packed(*args, **(kwargs or {}))
+            packed = self.router.cpu_linear = ops.PackedLinear(weight.detach())
+        return packed(input, None, bias)
