@@ -113,7 +113,10 @@ SPECS = (
             "image_token_id": FIRST,
             "image_seq_length": 4,
             # In the words of published checkpoints, which the host reads.
+            "min_dynamic_patch": 1,
             "max_dynamic_patch": 4,
+            "dynamic_image_size": True,
+            "use_thumbnail": True,
             "force_image_size": SIDE,
         },
         processor=tile_processors.qianfan_ocr,

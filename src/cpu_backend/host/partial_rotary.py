@@ -1,8 +1,9 @@
 """The part of a head that turns is found where the host's classes look for it.
 
 What: a config whose ``rope_parameters`` have a ``partial_rotary_factor`` has one of its own, too.
-Why: ``transformers`` from 5.20 on moves it there.  Classes of the host (Ling 2, Param 2, MiMo V2)
-    ask the config itself, find nothing and turn whole heads: every answer is wrong.
+Why: ``transformers`` from 5.20 on moves it there where a config's class does not list it.  Classes
+    of the host, Ling 2's for one, ask the config itself and turn whole heads where it has none:
+    every answer is wrong.
 Since: 0.33, the first that takes transformers 5.20
 Until: these classes read ``rope_parameters``.
 """
