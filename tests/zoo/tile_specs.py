@@ -116,6 +116,8 @@ SPECS = (
             "min_dynamic_patch": 1,
             "max_dynamic_patch": 4,
             "dynamic_image_size": True,
+            "ps_version": "v2",
+            "select_layer": -1,
             "use_thumbnail": True,
             "force_image_size": SIDE,
         },
