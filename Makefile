@@ -81,7 +81,7 @@ $(STAMPS)/vllm: $(STAMPS)/torch
 # What that version of the host asks for, where it differs.
 HOST_LIST := $(or $(wildcard requirements/host_$(basename $(VLLM_VERSION)).txt),requirements/host.txt)
 
-$(STAMPS)/host: $(HOST_LIST) $(STAMPS)/vllm
+$(STAMPS)/host: $(HOST_LIST) requirements/host_common.txt $(STAMPS)/vllm
 	$(call step,installing $<,$(PIP) install -q -r $<)
 	@touch $@
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from tools import cuda_stubs
+from tools.package_list import package_list
 
 PROJECT = Path(__file__).resolve().parents[1]
 DEBIAN = ("python3.11", "libstdc++6", "libgomp1")
@@ -139,9 +140,8 @@ def as_installed(names: Iterable[str]) -> Iterator[str]:
 
 def requirements(root: Path) -> list[str]:
     """What the host and torch ask for, and what the tests do."""
-    lines = (PROJECT / "requirements/host.txt").read_text().splitlines()
+    named = package_list(PROJECT / "requirements/host.txt")
     torch = metadata.distributions(name="torch", path=[str(packages(root))])
-    named = [line for line in lines if line and not line.startswith("#")]
     named += [r for d in torch for r in d.requires or [] if ";" not in r]
     return sorted(set(as_installed([*named, "pytest", "pytest-timeout", "gguf", "httpx"])))
 

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.package_list import package_list
+
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch==2.13.0"
 HOST_REQUIREMENTS = "requirements/host.txt"
@@ -48,7 +50,7 @@ class Environment:
         """What decides the content of the environment, the lists named with -r included."""
         record: dict[str, object] = json.loads(json.dumps(vars(self)))
         lists = [step[1] for step in self.installs if step[0] == "-r"]
-        return {**record, "lists": {name: (ROOT / name).read_text() for name in lists}}
+        return {**record, "lists": {name: package_list(ROOT / name) for name in lists}}
 
 
 def torch_install() -> tuple[str, ...]:

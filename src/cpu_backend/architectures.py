@@ -21,6 +21,8 @@ COMPARED = {name: frozenset(media) for name, *media in map(str.split, _LINES)}
 # What Kimi K3 has besides, in the words of the config of Kimi Linear and of its linear_attn_config.
 KIMI_K3 = ("attn_res_block_size", "routed_expert_hidden_size", "mla_use_output_gate")
 KIMI_K3_LINEAR = ("use_full_rank_gate", "gate_lower_bound")
+# Both have configs of the type "bailing_hybrid", and transformers from 5.20 on has one of them.
+LING_2_5, LING_3 = "BailingMoeV2_5ForCausalLM", "transformers.models.bailing_hybrid"
 # Those whose LoRA adapters the host computes wrongly, or fails for without words, as
 # tests/zoo/adapters.py found.
 WITHOUT_ADAPTERS = (
@@ -76,6 +78,11 @@ def check(model: Any) -> None:
         raise ConfigError(
             f"{model.architecture} reads prompts in both directions here, and this one's "
             "config.json (prefix_lm) says forwards alone: choose another model."
+        )
+    if model.architecture == LING_2_5 and type(model.hf_config).__module__.startswith(LING_3):
+        raise ConfigError(
+            "Beside this transformers the config.json of Ling 2.5 is read as that of Ling 3: add "
+            "--trust-remote-code, so that the checkpoint's own code reads it."
         )
     only_with.check(model)
     if kind == "kimi_linear":

@@ -291,9 +291,15 @@ def test_recipes_are_the_same_from_every_folder_and_see_changed_lists(
     recipe = ENVIRONMENTS["vllm-cpu"].recipe()
     assert str(environments.ROOT) not in json.dumps(recipe)
     (tmp_path / "requirements").mkdir()
-    (tmp_path / "requirements/host.txt").write_text("another list")
+    (tmp_path / "requirements/host.txt").write_text("-r common.txt\n")
+    common = tmp_path / "requirements/common.txt"
+    common.write_text("# another list\nregex\n")
     monkeypatch.setattr(environments, "ROOT", tmp_path)
-    assert ENVIRONMENTS["vllm-cpu"].recipe() != recipe
+    other = ENVIRONMENTS["vllm-cpu"].recipe()
+    assert other != recipe
+    assert other["lists"] == {"requirements/host.txt": ["regex"]}
+    common.write_text("regex>=2026\n")
+    assert ENVIRONMENTS["vllm-cpu"].recipe() != other
 
 
 @pytest.mark.parametrize("name", [OURS, f"{OURS}-a8", "vllm-cpu-eager"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm.model_executor.models.registry import _VLLM_MODELS
 
+from cpu_backend import architectures
 from cpu_backend.architectures import COMPARED
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import model_inspection
@@ -31,3 +33,19 @@ def test_classes_for_gpus_are_refused_before_they_are_imported() -> None:
             inspect(name, Model())
     for name in ("LlamaForCausalLM", "NobodysForCausalLM", *set(OF_GPUS) & COMPARED.keys()):
         assert inspect(name, Model()) == "imported"
+
+
+def test_ling_2_5_is_not_read_as_ling_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures.only_with, "check", lambda model: None)
+    for module, refused in (
+        ("transformers.models.bailing_hybrid.configuration_bailing_hybrid", True),
+        ("transformers_modules.ling.configuration_bailing_moe_v2_5", False),
+    ):
+        config = type("Config", (), {"__module__": module, "model_type": "bailing_hybrid"})()
+        model = SimpleNamespace(architecture="BailingMoeV2_5ForCausalLM", hf_config=config)
+        monkeypatch.setattr(architectures, "check_layers", lambda model: None)
+        if refused:
+            with pytest.raises(ConfigError, match="add --trust-remote-code"):
+                architectures.check(model)
+        else:
+            architectures.check(model)

@@ -40,10 +40,11 @@ class Ling25Config(DeepseekV3Config):
 
 
 for config, like in ((Ling1Config, "glm4_moe"), (Ling25Config, "deepseek_v3")):
-    AutoConfig.register(config.model_type, config)
+    # transformers from 5.20 on knows Ling 3, which shares the name of Ling 2.5.
+    AutoConfig.register(config.model_type, config, exist_ok=True)
     # So that experts are written one by one.
     register_checkpoint_conversion_mapping(
-        config.model_type, get_checkpoint_conversion_mapping(like)
+        config.model_type, get_checkpoint_conversion_mapping(like), overwrite=True
     )
 
 
@@ -91,7 +92,7 @@ class LightningAttention(torch.nn.Module):
         super().__init__()
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.groups, self.eps = config.group_norm_size, config.rms_norm_eps
-        self.rotated = int(self.head_dim * config.partial_rotary_factor)
+        self.rotated = int(self.head_dim * config.rope_parameters["partial_rotary_factor"])
         self.theta = config.rope_parameters["rope_theta"]
         self.silu = config.linear_silu
         depth = layer / (config.num_hidden_layers - 1)

@@ -69,4 +69,15 @@ SPECS = (
         needs=NEEDS,
         note="compared with a model in plain torch",
     ),
+    Spec(
+        "Kolibri1ForCausalLM",
+        "Kolibri 1",
+        "kolibri1",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "norm_topk_prob": True,
+        },
+        needs=NEEDS,
+    ),
 )

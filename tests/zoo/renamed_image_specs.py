@@ -12,7 +12,8 @@ import torch
 from tests.zoo import grid_specs, latents, mistral, renamed_processors
 from tests.zoo.build import BASE
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, Chunk, MediaSpec, beside, drawn, shown
-from tests.zoo.processors import FIRST, SIDE
+from tests.zoo.newer_specs import NEEDS
+from tests.zoo.processors import FIRST, QWEN, SIDE
 from tests.zoo.renamed_processors import OVIS_ATOM
 
 # Configs whose class comes with the checkpoint.
@@ -72,6 +73,8 @@ OVIS_NAMES = (
     (r"rms_norm([12])", r"norm_\1"),
 )
 CODE = {"AutoConfig": "config_code.Config"}
+# Words for a car's places, which the host puts behind those of the tokenizer; the last ones here.
+PLACES = range(FIRST + len(QWEN) + 256, FIRST + len(QWEN) + 280)
 
 
 def _intern_chat(model_type: str, **different: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -148,6 +151,24 @@ def _opencua(config: dict[str, Any]) -> dict[str, Any]:
     return {**_coded("opencua")(config), "text_config": text}
 
 
+def _alpamayo(config: dict[str, Any]) -> dict[str, Any]:
+    """Around Qwen3-VL's."""
+    return {
+        "model_type": "alpamayo2_super",
+        "vlm_config": config,
+        "traj_ids": {"history_id0": PLACES.start, "future_id0": PLACES.start + 8},
+        "history_vocab_size": 8,
+        "future_vocab_size": len(PLACES) - 8,
+        "min_pixels": None,
+        "max_pixels": None,
+    }
+
+
+def _without_places(project: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Any:
+    """Scores of all words before those of places, which are never chosen."""
+    return project(x)[..., : PLACES.start]
+
+
 def _of_text(_: Any, ids: torch.Tensor, **media: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions of all tokens one after the other, not by an image's rows and columns."""
     positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
@@ -175,7 +196,26 @@ INTERNVL = MediaSpec(
 )
 OMNI = next(spec for spec in grid_specs.SPECS if spec.name == "Qwen2_5OmniForConditionalGeneration")
 
+QWEN3 = next(spec for spec in grid_specs.SPECS if spec.name == "Qwen3VLForConditionalGeneration")
+
 SPECS = (
+    replace(
+        QWEN3,
+        name="Alpamayo2Super",
+        models="Alpamayo 2 Super",
+        config={
+            **QWEN3.config,
+            "text_config": {**QWEN3.config["text_config"], "vocab_size": PLACES.stop},
+        },
+        more=(),
+        auto=QWEN3.name,
+        published=((r"^", "vlm."),),
+        published_config=_alpamayo,
+        reference={"lm_head.forward": _without_places},
+        needs=(*TORCHVISION, *NEEDS),
+        note="compared with Qwen3-VL, which computes the same but for words of places, which are "
+        "never chosen",
+    ),
     replace(
         INTERNVL,
         name="H2OVLChatModel",

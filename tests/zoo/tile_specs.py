@@ -113,7 +113,12 @@ SPECS = (
             "image_token_id": FIRST,
             "image_seq_length": 4,
             # In the words of published checkpoints, which the host reads.
+            "min_dynamic_patch": 1,
             "max_dynamic_patch": 4,
+            "dynamic_image_size": True,
+            "ps_version": "v2",
+            "select_layer": -1,
+            "use_thumbnail": True,
             "force_image_size": SIDE,
         },
         processor=tile_processors.qianfan_ocr,
