@@ -30,6 +30,8 @@ void check_case(const KernelTable& table, const Case& c) {
   // Both sides of block boundaries, out of order and side by side; negative slots are padding.
   std::vector<int64_t> slots = {3 * n - 1, -1, 3 * n, 0, n - 1, n, -7, 1, 2, 4, 5, 6};
   for (int64_t i = -1; i < 19; ++i) slots.push_back(6 * n + i);  // squares of keys among them
+  for (int64_t i = 0; i < 16; ++i)  // none: two tokens have changed places
+    slots.push_back(4 * n + (i == 1 ? 2 : i == 2 ? 1 : i));
   for (int64_t slot : {kBlocks * n - 1, 2 * n + 4, 2 * n + 5}) slots.push_back(slot);
   const int64_t tokens = static_cast<int64_t>(slots.size());
   const int64_t head_stride = d + 3;
