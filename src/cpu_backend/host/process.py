@@ -8,7 +8,7 @@ Why: the V2 runner is written in Triton.  The host spawns engines for the sake o
     imports everything again, half of the time to the first token.  An empty CUDA_VISIBLE_DEVICES
     makes the host believe that Triton works.  The host's gc.freeze() leaves Triton's types alive,
     which are then listed as leaks after Ctrl-C.  Imports make no garbage worth looking for, and
-    the search goes over all that they have made: after Ctrl-C for 3 of 5 seconds.
+    the search goes over all that they have made, several times after Ctrl-C.
 Since: 0.32
 Until: the V2 runner computes without Triton; a platform chooses the start method; the host asks
     the driver for GPUs.
@@ -40,8 +40,9 @@ def prepare() -> None:
     # The server's event loop hears of signals by a file that a forked engine would write to, too:
     # the end of a rank would look to the server as if it had been asked to stop.
     os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
-    atexit.register(_end_at_once if _serves() else gc.unfreeze)
-    if _serves() and os.environ[envs.START_METHOD.name] == "fork":
+    serves = _serves()
+    atexit.register(_end_at_once if serves else gc.unfreeze)
+    if serves and os.environ[envs.START_METHOD.name] == "fork":
         gc.disable()
         os.register_at_fork(after_in_child=gc.enable, after_in_parent=gc.enable)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
