@@ -37,6 +37,8 @@ class Scheme:
 
 SCHEMES = {
     "bf16": None,
+    "fp8 channel": Scheme(8, 0, "float"),
+    "fp8 block 128": Scheme(8, 128, "float"),
     "W8A8 token": Scheme(8, 0, "int8_token"),
     "W8A16 group 128": Scheme(8, 128, "int16"),
     "W2A16 group 16": Scheme(2, 16, "int16"),
@@ -67,6 +69,9 @@ def make(
     codes = torch.randint(0, 2 * middle, (out_features, in_features), dtype=torch.uint8)
     scales = (torch.rand(in_features // group, out_features) + 0.5).bfloat16() / middle
     values, groups = codes.float() - middle, ops.GroupScales(scales, group)
+    if scheme.activations == "float":
+        codes = values.to(torch.float8_e4m3fn)
+        values = codes.float()
     if scheme.levels:
         step, base = 10, 50
         levels = torch.full((in_features // 32, out_features), step + 256 * base).to(torch.uint16)

@@ -10,8 +10,6 @@ namespace {
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 
-int64_t bytes_of(DType type) { return type == DType::kFloat32 ? 4 : 2; }
-
 // One operation of one rank in one lane, cut into chunks that pass through its slots.
 class Passage {
  public:

@@ -73,9 +73,10 @@ static inline int64_t gemm_rows(int64_t m, int64_t k, int64_t bytes, int64_t wei
 // The same for rows of bf16 that meet their panel in pairs of matrix tiles of 16, equal but for the
 // last: a panel comes from memory once for all of them.  Twice as many were no faster where that
 // memory, not the tiles, is the limit.
+constexpr int64_t kMostTileItemRows = 128;
 static inline int64_t tile_item_rows(int64_t m) {
-  constexpr int64_t kPairOfTiles = 32, kMost = 4 * kPairOfTiles;
-  return round_up(ceil_div(m, ceil_div(m, kMost)), kPairOfTiles);
+  constexpr int64_t kPairOfTiles = 32;
+  return round_up(ceil_div(m, ceil_div(m, kMostTileItemRows)), kPairOfTiles);
 }
 
 // About `items` parts of `units` columns of panels, at most `most`, so that rounds of items times

@@ -37,7 +37,7 @@ enum class Activations : int {
   kInt8TokenAzp,   // per row, asymmetric: scale = (max - min) / 255
   kInt8Static,     // one scale for all rows
   kInt8StaticAzp,  // one scale and one zero point for all rows
-  kFloat,          // not at all: fp32, beside codes that are no integers
+  kFloat,          // not at all: beside fp8 codes (kernels/formats/fp8.h)
 };
 
 // Shape and format of a packed weight [n, k].
@@ -67,12 +67,10 @@ struct QuantLayout {
     return (groups() - 1) * group_steps() + ceil_div(last_group(), kStep);
   }
 
-  // A segment is the piece of a group whose activations share a scale, or whose products are summed
-  // in one chain of fp32.  Where the scale belongs to the row it is the whole group: a product over
-  // all of k is then one integer.
+  // A segment is the piece of a group whose activations share a scale.  Where the scale belongs to
+  // the row it is the whole group: a product over all of k is then one integer.
   CPU_BACKEND_MEMBER bool scale_per_segment() const {
-    return activations == Activations::kInt16 || activations == Activations::kInt8 ||
-           activations == Activations::kFloat;
+    return activations == Activations::kInt16 || activations == Activations::kInt8;
   }
   CPU_BACKEND_MEMBER int64_t segment_steps() const {
     const int64_t whole = group_steps();
@@ -160,7 +158,7 @@ struct QuantWeightArgs {
 };
 
 // Quantized activations: tiles of `tile_rows` rows, the last one of fewer.  1 to
-// KernelTable::quant_tile_rows, with Activations::kFloat 1.
+// KernelTable::quant_tile_rows.
 struct QuantRows {
   Data data;  // [m][quant_row_bytes]
   int64_t m, tile_rows;

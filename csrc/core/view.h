@@ -10,6 +10,7 @@ namespace cpu_backend {
 
 // Element type of activations, weights and KV cache.
 enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+static inline int64_t bytes_of(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 
 // A pointer to one of the storage types, passed through the type-erased kernel table.
 using ConstData = const void*;
@@ -382,7 +383,9 @@ struct GemmEpilogue {
   bool float_output;
 };
 
-// c[m][n] = a[m][k] * weight^T, weight packed; all of the storage type.
+struct QuantLayout;
+
+// c[m][n] = a[m][k] * weight^T, weight packed; all of the storage type but the weight's codes.
 struct GemmArgs {
   ConstData a;
   int64_t a_stride;
@@ -390,6 +393,7 @@ struct GemmArgs {
   int parts;  // as packed
   int64_t n, k;
   GemmEpilogue epilogue;
+  const QuantLayout* codes;  // of fp8; null: the weight is of the storage type, too
 };
 
 // Which tokens of a row may be drawn; see kernels/top_tokens.h.

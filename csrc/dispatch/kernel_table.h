@@ -39,7 +39,7 @@ struct KernelTable {
   void (*pack_weight)(DType, const PackArgs&, Slice panels);
   void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
   bool (*rows_collide)(DType, int64_t m, int64_t stride);
-  int64_t (*gemm_item_rows)(DType, int64_t m, int64_t k);
+  int64_t (*gemm_item_rows)(DType, int64_t m, int64_t k, bool decoded);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
 
   int64_t quant_tile_rows;  // at most

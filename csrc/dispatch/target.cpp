@@ -124,8 +124,8 @@ const KernelTable kTable = {
     [](DType type, int64_t m, int64_t stride) {
       return with_type(type, [&](auto t) { return rows_collide<decltype(t)>(m, stride); });
     },
-    [](DType type, int64_t m, int64_t k) {
-      return with_type(type, [&](auto t) { return gemm_item_rows<decltype(t)>(m, k); });
+    [](DType type, int64_t m, int64_t k, bool decoded) {
+      return with_type(type, [&](auto t) { return gemm_item_rows<decltype(t)>(m, k, decoded); });
     },
     [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
       with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });

@@ -198,15 +198,38 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
 }
 
 #if defined(CPU_BACKEND_BF16_PAIRS)
+// A word of each lane, in bf16, which holds every number of 8 bits.
+CPU_BACKEND_INLINE VecU load_bf16_pairs(const bf16_t* p) { return load_raw<VecU>(p); }
+template <class Code>
+CPU_BACKEND_INLINE VecU load_bf16_pairs(const Code* p) {
+  const auto pairs = load_pairs(p);
+  return joined_bf16(first_of_pair(pairs), second_of_pair(pairs));
+}
+#if defined(__AVX512BW__)
+// The same in half of the instructions: e4m3's exponent in bf16's wider field is 2^-112 too small,
+// whose exponent is added by setting bits that are zero; subnormal numbers come out of a table.
+constexpr uint16_t kSubnormal[32] = {0x0000,          0x3700 ^ 1 << 4, 0x3780 ^ 2 << 4,
+                                     0x37c0 ^ 3 << 4, 0x3800 ^ 4 << 4, 0x3820 ^ 5 << 4,
+                                     0x3840 ^ 6 << 4, 0x3860 ^ 7 << 4};
+CPU_BACKEND_INLINE VecU load_bf16_pairs(const fp8_t* p) {
+  constexpr uint16_t kNormal = 112 << 7, kKept = 0x87f0;
+  const __m512i words = (__m512i)load_pairs(reinterpret_cast<const int8_t*>(p));
+  const __mmask32 subnormal = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x78));
+  const __m512i added = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(kNormal), subnormal, words,
+                                                      load_raw<__m512i>(kSubnormal));
+  return (VecU)((_mm512_slli_epi16(words, 4) & _mm512_set1_epi16((int16_t)kKept)) ^ added);
+}
+#endif
+
 // One pair of steps with bf16 on both sides; without `both` the second of the pair is zero, and
 // what b has in its place is not used: it may be NaN.
-template <int kRows, int kVecs, int kPanels>
+template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const bf16_t* a,
-                                       int64_t a_stride, int64_t k, const bf16_t* b, int panel,
+                                       int64_t a_stride, int64_t k, const T* b, int panel,
                                        bool both) {
   VecU words[kVecs];
   for (int v = 0; v < kVecs; ++v) {
-    words[v] = load_raw<VecU>(b + v * 2 * kLanes);
+    words[v] = load_bf16_pairs(b + v * 2 * kLanes);
     if (!both) words[v] &= kFirstIsLow ? 0x0000ffffu : 0xffff0000u;
   }
   const auto pair_of = [&](int r) CPU_BACKEND_LAMBDA {
@@ -236,15 +259,15 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
 
 #if defined(CPU_BACKEND_BLOCKS)
 // Two pairs of steps; the second one's part of the panel lies at b_next.
-template <int kRows, int kVecs, int kPanels>
+template <class T, int kRows, int kVecs, int kPanels>
 CPU_BACKEND_INLINE void tile_step_quad(Tile<kRows, kVecs, kPanels>& tile, const bf16_t* a,
-                                       int64_t a_stride, int64_t k, const bf16_t* b,
-                                       const bf16_t* b_next, int panel) {
+                                       int64_t a_stride, int64_t k, const T* b, const T* b_next,
+                                       int panel) {
   auto& acc = tile.acc[panel];
   VecU first[kVecs], second[kVecs];
   for (int v = 0; v < kVecs; ++v) {
-    first[v] = load_raw<VecU>(b + v * 2 * kLanes);
-    second[v] = load_raw<VecU>(b_next + v * 2 * kLanes);
+    first[v] = load_bf16_pairs(b + v * 2 * kLanes);
+    second[v] = load_bf16_pairs(b_next + v * 2 * kLanes);
   }
   int r = 0;
   for (; r + 2 <= kRows; r += 2) {
@@ -346,13 +369,21 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
   }
 }
 
+// What every chain is multiplied with: nothing, or a scale of each column, and then it is always
+// added: with a choice, copies of the tile would be contracted differently.
+struct Unscaled {};
+template <int kPanels>
+struct ColumnScales {
+  Vec of[kPanels][kPanelVecs];
+};
+
 // c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
 // bf16 where the target multiplies pairs.
-template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels, class Scales>
 CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b, int64_t b_stride,
                                         int64_t b_panel_stride, int64_t depth, float* c,
                                         int64_t c_stride, int64_t c_panel_stride, bool accumulate,
-                                        Ahead& ahead) {
+                                        Ahead& ahead, const Scales& scales) {
   for (int64_t k = 0; k < depth; k += kChainLength) {
     Tile<kRows, kVecs, kPanels> tile{};
     const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
@@ -372,22 +403,27 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVecs; ++v) {
           float* at = c + p * c_panel_stride + r * c_stride + v * kLanes;
-          store(at, add ? load(at) + tile.acc[p][r][v] : tile.acc[p][r][v]);
+          const Vec chain = tile.acc[p][r][v];
+          if constexpr (kSame<Scales, Unscaled>) {
+            store(at, add ? load(at) + chain : chain);
+          } else {
+            store(at, scales.of[p][v] * chain + load(at));
+          }
         }
   }
 }
 
 // Any number of rows up to kMaxRows, as a compile-time constant.
-template <Fetch kFetch, int kVecs, int kRows = kMaxRows, class A, class T>
+template <Fetch kFetch, int kVecs, int kRows = kMaxRows, class A, class T, class Scales>
 CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride, const T* b,
                                       int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
-                                      bool accumulate, Ahead& ahead) {
+                                      bool accumulate, Ahead& ahead, const Scales& scales) {
   if (rows == kRows) {
     multiply_tile<kFetch, A, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
-                                                 accumulate, ahead);
+                                                 accumulate, ahead, scales);
   } else if constexpr (kRows > 1) {
     multiply_rows<kFetch, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
-                                            accumulate, ahead);
+                                            accumulate, ahead, scales);
   }
 }
 
@@ -422,13 +458,13 @@ CPU_BACKEND_INLINE void multiply_tile_by_tile(int64_t rows, int64_t columns, con
     if (columns < kPanelWidth) {
       if constexpr (kWholeColumns<T> == kLanes)
         multiply_rows<Fetch::kInBursts, 1>(count, left, a_stride, b, b_stride, depth, out, c_stride,
-                                           accumulate, none);
+                                           accumulate, none, Unscaled{});
     } else if (ahead.rate && tiles == 1) {
       multiply_rows<Fetch::kEvenly, kPanelVecs>(count, left, a_stride, b, b_stride, depth, out,
-                                                c_stride, accumulate, ahead);
+                                                c_stride, accumulate, ahead, Unscaled{});
     } else {
       multiply_rows<Fetch::kInBursts, kPanelVecs>(count, left, a_stride, b, b_stride, depth, out,
-                                                  c_stride, accumulate, ahead);
+                                                  c_stride, accumulate, ahead, Unscaled{});
     }
     done(row, count);
   });

@@ -127,8 +127,7 @@ void multiply_decoded(int64_t rows, int64_t count, const bf16_t* a, int64_t a_st
       const int64_t begin = i * width, size = round_up(steps, 2) * width;
       for (int64_t j = 0; j < size; j += 2 * kLanes) {
         if (ahead) __builtin_prefetch(ahead + begin + j, 0, 2);
-        const auto pairs = load_pairs(b.at + first + begin + j);
-        store_raw(decoded + j, joined_bf16(first_of_pair(pairs), second_of_pair(pairs)));
+        store_raw(decoded + j, load_bf16_pairs(b.at + first + begin + j));
       }
       const bf16_t* panel = decoded + panel_offset<bf16_t>(0, at - b.first(at), width);
       multiply_panel(rows, now, a + i, a_stride, panel, width, steps, c + done, c_stride,

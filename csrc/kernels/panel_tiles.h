@@ -113,12 +113,13 @@ CPU_BACKEND_INLINE void multiply_tile_rows(Tiles& tiles, int64_t first, const Bf
       tiles, from, depth / kTileDepth, products, 4 * of.c_stride, accumulate, ahead);
 }
 
+constexpr int64_t kDepthInL1 = 8 * kTileDepth;  // 16 KiB of a panel of 64-byte vectors
+
 // c[rows][kPanelWidth] (+)= a[rows][depth] * panel; meanwhile as much of the one that comes next is
 // fetched into L2.
 static inline void multiply_in_tiles(int64_t rows, const bf16_t* a, int64_t a_stride,
                                      const bf16_t* b, int64_t depth, float* c, bool accumulate,
                                      const bf16_t* next) {
-  constexpr int64_t kDepthInL1 = 8 * kTileDepth;  // 16 KiB of a panel of 64-byte vectors
   const int64_t whole = rows / kPairOfTiles * kPairOfTiles;
   Ahead ahead{reinterpret_cast<const char*>(next),
               ceil_div(kTileWords * kWordRowBytes, ceil_div(rows, kPairOfTiles))};

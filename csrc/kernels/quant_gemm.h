@@ -18,7 +18,6 @@
 #include "core/gemm_plan.h"
 #include "core/quant.h"
 #include "kernels/epilogue.h"
-#include "kernels/quant_float.h"
 #include "kernels/quant_matrix.h"
 #include "kernels/quant_tile.h"
 
@@ -64,7 +63,7 @@ CPU_BACKEND_NOINLINE void quant_tile(const QuantGemmArgs& args, int64_t row, int
 constexpr int64_t kSideBySide = 4;
 
 CPU_BACKEND_INLINE bool are_side_by_side(const QuantLayout& layout) {
-  return layout.activations != Activations::kFloat && (kQuads8 || !uses_quads(layout));
+  return kQuads8 || !uses_quads(layout);
 }
 
 // Any number of rows up to kQuantRows, as a compile-time constant.
@@ -101,27 +100,25 @@ CPU_BACKEND_INLINE void few_quant_rows(int64_t rows, int64_t panels, const Quant
 // expanded.
 constexpr int64_t kMostTogether = kHasTiles ? kMatrixRows : kMostItemRows;
 constexpr int64_t kResultFloats = (kHasTiles ? 8 : 2) * kMostTogether * kPanelWidth;
-constexpr int64_t kTileFloats =
-    float_scratch_floats() > kMatrixFloats ? float_scratch_floats() : kMatrixFloats;
 static_assert(kResultFloats >= kSideBySide * kPanelWidth && kMostRows <= kMostTogether, "results");
 
 static inline int64_t quant_scratch_floats(const QuantLayout& layout) {
   const bool expands = layout.expands() || (kHasTiles && layout.bits < 8);
-  return kResultFloats + kTileFloats +
+  return kResultFloats + kMatrixFloats +
          (expands ? (expanded_panel_bytes(layout) + kReadPast) / 4 : 0);
 }
 
 // Rows [row, row + rows) of `panels` panels from `codes` on, into block[panels][rows][kPanelWidth].
 static inline void quant_block(const QuantGemmArgs& args, int64_t row, int64_t rows, int64_t panels,
-                               const TileCodes& codes, float* block, float* scratch) {
-  if (args.layout.activations == Activations::kFloat) {
-    float_block(args, row, rows, codes.at, block, scratch);
+                               const TileCodes& codes, float* block,
+                               [[maybe_unused]] float* scratch) {
 #if defined(CPU_BACKEND_TILES)
-  } else if (in_matrix(args.rows)) {
-    uses_quads(args.layout) ? quant_tile<MatrixTile<true>>(args, row, rows, codes, block, scratch)
-                            : quant_tile<MatrixTile<false>>(args, row, rows, codes, block, scratch);
+  if (in_matrix(args.rows))
+    return uses_quads(args.layout)
+               ? quant_tile<MatrixTile<true>>(args, row, rows, codes, block, scratch)
+               : quant_tile<MatrixTile<false>>(args, row, rows, codes, block, scratch);
 #endif
-  } else if (args.layout.bits == 2) {
+  if (args.layout.bits == 2) {
     uses_quads(args.layout) ? few_quant_rows<2, true>(rows, panels, args, row, codes, block)
                             : few_quant_rows<2, false>(rows, panels, args, row, codes, block);
   } else if (args.layout.bits == 3) {
@@ -149,11 +146,6 @@ static inline void add_shifts(const QuantGemmArgs& args, int64_t row, int64_t ro
   }
 }
 
-// Rows that take a panel together.
-CPU_BACKEND_INLINE int64_t tile_rows_of(const QuantGemmArgs& args) {
-  return args.layout.activations == Activations::kFloat ? kFloatRows : args.rows.tile_rows;
-}
-
 // At most kMostTogether rows, whole tiles.
 template <class T>
 void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
@@ -164,9 +156,9 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
   const bool expands = code_bits != args.layout.bits;
   const Expansion expansion(args.layout, multiplied.layout);
   float* const beside = scratch + kResultFloats;
-  char* const expanded = reinterpret_cast<char*>(beside + kTileFloats);
+  char* const expanded = reinterpret_cast<char*>(beside + kMatrixFloats);
   const int64_t count = rows.end - rows.begin;
-  const int64_t tile_rows = tile_rows_of(args);
+  const int64_t tile_rows = args.rows.tile_rows;
   const int64_t tiles = ceil_div(count, tile_rows);
   const int64_t bytes = panel_bytes(args.layout);
   const int64_t steps = args.layout.steps();
@@ -227,7 +219,7 @@ void quant_gemm_block(const QuantGemmArgs& args, Slice rows, Slice panels, float
 // T or fp32; with a gated epilogue panels come in whole pairs.
 template <class T>
 void quant_gemm(const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
-  const int64_t step = kMostTogether / tile_rows_of(args) * tile_rows_of(args);
+  const int64_t step = kMostTogether / args.rows.tile_rows * args.rows.tile_rows;
   for (int64_t r = rows.begin; r < rows.end; r += step)
     quant_gemm_block<T>(args, {r, r + step < rows.end ? r + step : rows.end}, panels, scratch);
 }

@@ -22,7 +22,7 @@
 //          2 bits: two bytes per column, of the even channels and of the odd ones, lowest first.
 //          3 bits: the same with 12 bits instead of 8, whose upper four come after the bytes of all
 //          columns: two bytes with those of column c low and of column kLanes + c high.
-//          fp8: [8 channels][kPanelWidth] bytes.
+//          fp8: numbers of a panel (kernels/panel.h), no words.
 // Order    act-order weights are packed sorted by group: `channels` says which channel of the
 //          activations each k is, and the same list serves to read the activations
 //          (kernels/quant_rows.h).  -1 fills up groups of unequal size.
@@ -137,7 +137,7 @@ static inline void pack_fp8_step(const QuantPackArgs& args, int64_t column, int6
     const int64_t channel = args.channels ? args.channels[k + i] : k + i;
     if (channel < 0) continue;
     for (int64_t c = 0; c < columns; ++c)
-      at[i * kPanelWidth + c] =
+      at[panel_offset<fp8_t>(i, c, kPanelWidth)] =
           static_cast<char>(source_code<CodeOrder::kBytes, 0>(args, column + c, channel));
   }
 }

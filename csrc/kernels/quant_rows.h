@@ -19,7 +19,6 @@
 //           bytes: for all rows the upper ones, which are signed, then the lower ones, which are
 //           not, both in the order of quads.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
-// Floats    eight fp32, for codes that are no integers; scales and sums are not written.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
 //           where the target sums quads of such codes exactly.
 // Schemes   kInt16, kInt8  scale = max|x| of the segment / 32767 or 127, code = round(x / scale)
@@ -53,7 +52,6 @@ static inline bool uses_quads(const QuantLayout& layout) {
 
 // Bytes of one channel of a row.
 static inline int64_t channel_bytes(const QuantLayout& layout) {
-  if (layout.activations == Activations::kFloat) return 4;
   return uses_quads(layout) ? 1 : 2;
 }
 
@@ -78,7 +76,7 @@ CPU_BACKEND_INLINE int64_t matrix_steps(const QuantLayout& layout) {
 
 // Steps of a row, with those that fill up segments.
 static inline int64_t row_steps(const QuantLayout& layout) {
-  if (!kHasTiles || layout.activations == Activations::kFloat) return layout.steps();
+  if (!kHasTiles) return layout.steps();
   const int64_t segment = layout.segment_steps(), part = matrix_steps(layout);
   const auto of_group = [&](int64_t channels) CPU_BACKEND_LAMBDA {
     const int64_t steps = ceil_div(channels, QuantLayout::kStep);
@@ -322,7 +320,6 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
   const QuantLayout& layout = args.layout;
   const bool quads = uses_quads(layout);
   const bool per_segment = layout.scale_per_segment();
-  const bool floats = layout.activations == Activations::kFloat;
   const float highest = layout.activations == Activations::kInt16 ? 32767.0f : 127.0f;
   const int64_t segment = layout.segment_steps() * QuantLayout::kStep;
   for (int64_t r = rows.begin; r < rows.end; ++r) {
@@ -340,10 +337,6 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
           float values[kBlock];
           const int64_t size = round_up(n, QuantLayout::kStep);
           load_channels(args, x, k, n, size, values);
-          if (floats) {
-            row.add_steps<4>(values, size);
-            continue;
-          }
           if (per_segment) {
             rounding = Rounding::by_magnitude(range_of(values, size).max_magnitude(), highest);
           }
@@ -351,7 +344,7 @@ void quantize_rows(const QuantRowsArgs& args, Slice rows) {
             return rounding(load(values + i));
           });
         }
-        if (!floats) row.end_segment(layout, rounding.scale, sum);
+        row.end_segment(layout, rounding.scale, sum);
       }
     }
   }

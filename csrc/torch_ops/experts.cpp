@@ -25,7 +25,8 @@ Weights weights_of(at::IntArrayRef handles, int64_t n, int64_t k, const at::Tens
     TORCH_CHECK_VALUE(weight.n == n && weight.k == k, name, " of an expert is [", weight.n, ", ",
                       weight.k, "], expected [", n, ", ", k, "].");
     TORCH_CHECK_VALUE(!weight.quantized == !first.quantized &&
-                          product_row_bytes(weight) == product_row_bytes(first),
+                          weight.meets_integers() == first.meets_integers() &&
+                          product_row_bytes(weight, 1) == product_row_bytes(first, 1),
                       name, " of all experts must be quantized alike.");
     TORCH_CHECK_TYPE(weight.quantized || weight.dtype == x.scalar_type(), "activations have dtype ",
                      x.scalar_type(), " but an expert was packed as ", weight.dtype, ".");
@@ -62,8 +63,8 @@ struct ExpertProducts {
     Product product = common;
     product.weight = weights[used.expert];
     product.m = used.rows.end - used.rows.begin;
-    product.rows =
-        static_cast<char*>(common.rows) + used.rows.begin * product_row_bytes(*product.weight);
+    product.rows = static_cast<char*>(common.rows) +
+                   used.rows.begin * product_row_bytes(*product.weight, element_bytes);
     product.rows_stride = padded_depth(product.weight->k);
     product.epilogue.c = static_cast<char*>(common.epilogue.c) +
                          used.rows.begin * common.epilogue.c_stride * element_bytes;
@@ -149,13 +150,13 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
   TORCH_CHECK_VALUE(parts == 1 || may_have_gate(kind), activation_name,
                     " is not there with a gate, which these experts have.");
   const auto buffer = [&](int64_t row_bytes) { return at::empty({pairs, row_bytes}, at::kByte); };
-  const bool quantized_down = second.weights[0]->quantized != nullptr;
+  const bool integer_down = second.weights[0]->meets_integers();
   const int64_t hidden_stride = padded_depth(intermediate);
   const int64_t hidden_bytes = hidden_stride * x.element_size();
-  const at::Tensor rows = buffer(product_row_bytes(*first.weights[0]));
+  const at::Tensor rows = buffer(product_row_bytes(*first.weights[0], x.element_size()));
   const at::Tensor hidden = buffer(hidden_bytes);
   const at::Tensor down_rows =
-      quantized_down ? buffer(product_row_bytes(*second.weights[0])) : hidden;
+      integer_down ? buffer(product_row_bytes(*second.weights[0], x.element_size())) : hidden;
   const at::Tensor results = buffer(in.size * x.element_size());
 
   first.common.dtype = second.common.dtype = dtype;
@@ -190,7 +191,7 @@ void experts(at::Tensor& out, const at::Tensor& x, at::IntArrayRef gate_up, at::
       [=] { return mixture->gate_up.items.count(); }, first.scratch_floats(),
       [=](int64_t item, float* scratch) { mixture->run(mixture->gate_up, item, scratch); });
 
-  if (quantized_down) {
+  if (integer_down) {
     parallel_slices(pairs, row_grain(intermediate),
                     [=, from = static_cast<const char*>(hidden.const_data_ptr())](Slice slice) {
                       mixture->for_each_expert(slice, [&](const ExpertRows& used, Slice own) {

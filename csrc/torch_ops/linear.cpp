@@ -82,8 +82,8 @@ void run_linear(const PackedLinear& weight, const at::Tensor& a,
   product.epilogue.c_stride = out.stride;
   product.epilogue.float_output = float_output;
   at::Tensor taken;
-  if (weight.quantized || kernels().rows_collide(product.dtype, m, product.rows_stride)) {
-    taken = at::empty({m, product_row_bytes(weight)}, at::kByte);
+  if (weight.meets_integers() || kernels().rows_collide(product.dtype, m, product.rows_stride)) {
+    taken = at::empty({m, product_row_bytes(weight, a.element_size())}, at::kByte);
     product.rows = taken.data_ptr();
     product.rows_stride = padded_depth(weight.k);
     parallel_slices(m, row_grain(weight.k),

@@ -9,7 +9,7 @@
 
 namespace cpu_backend {
 
-// What a weight of integer codes needs beyond its packed bytes.
+// What a weight of codes needs beyond its packed bytes.
 struct QuantizedWeight {
   QuantLayout layout;
   at::Tensor channels;  // int32 [layout.k], or undefined: the channels as they come
@@ -25,6 +25,11 @@ struct PackedLinear {
   int64_t n, k;
   int parts = 1;  // weights side by side, see kernels/epilogue.h
   std::unique_ptr<QuantizedWeight> quantized;
+
+  // Whether rows of activations become integers before they meet it (kernels/quant_gemm.h).
+  bool meets_integers() const {
+    return quantized && quantized->layout.activations != Activations::kFloat;
+  }
 };
 
 const PackedLinear& packed_linear(int64_t handle);

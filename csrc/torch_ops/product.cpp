@@ -18,8 +18,7 @@ struct ItemTiles {
 
   ItemTiles(const QuantLayout& layout, int64_t m) {
     const KernelTable& table = kernels();
-    const bool floats = layout.activations == Activations::kFloat;
-    int64_t tile = floats ? 1 : table.quant_tile_rows;
+    int64_t tile = table.quant_tile_rows;
     int64_t wanted = m;
     if (tile > kMostItemRows) {
       // Sums and results of all rows come and go with every segment, so fewer rows stay in L1.
@@ -39,24 +38,25 @@ struct ItemTiles {
 
 }  // namespace
 
-int64_t product_row_bytes(const PackedLinear& weight) {
-  if (!weight.quantized) return padded_depth(weight.k) * weight.packed.element_size();
+int64_t product_row_bytes(const PackedLinear& weight, int64_t element_bytes) {
+  if (!weight.meets_integers()) return padded_depth(weight.k) * element_bytes;
   const QuantLayout& layout = weight.quantized->layout;
   return std::max(kernels().quant_row_bytes(layout.multiplied(1)),
                   kernels().quant_row_bytes(layout.expanded()));
 }
 
 int64_t product_scratch_floats(const PackedLinear& weight) {
-  return weight.quantized ? kernels().quant_scratch_floats(weight.quantized->layout)
-                          : kernels().gemm_scratch_floats;
+  return weight.meets_integers() ? kernels().quant_scratch_floats(weight.quantized->layout)
+                                 : kernels().gemm_scratch_floats;
 }
 
 GemmPlan Product::plan(int64_t threads) const {
   const GemmShape shape{m, weight->n, weight->k, kernels().panel_count(weight->n, weight->parts),
                         epilogue.gated ? 2 : 1};
-  const int64_t item_rows = weight->quantized
-                                ? ItemTiles(weight->quantized->layout.multiplied(m), m).rows
-                                : kernels().gemm_item_rows(dtype, m, weight->k);
+  const int64_t item_rows =
+      weight->meets_integers()
+          ? ItemTiles(weight->quantized->layout.multiplied(m), m).rows
+          : kernels().gemm_item_rows(dtype, m, weight->k, weight->quantized != nullptr);
   return plan_gemm(shape, item_rows, threads);
 }
 
@@ -65,8 +65,8 @@ QuantRows Product::quant_rows() const {
 }
 
 void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
-  if (!weight->quantized) {
-    const int64_t element = weight->packed.element_size();
+  if (!weight->meets_integers()) {
+    const int64_t element = bytes_of(dtype);
     for (int64_t r = taken.begin; r < taken.end; ++r)
       std::memcpy(static_cast<char*>(rows) + r * rows_stride * element,
                   static_cast<const char*>(x) + r * x_stride * element, weight->k * element);
@@ -87,7 +87,7 @@ void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
 }
 
 void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
-  if (weight->quantized) {
+  if (weight->meets_integers()) {
     const QuantGemmArgs args{weight->quantized->layout,
                              quant_rows(),
                              weight->packed.const_data_ptr(),
@@ -96,9 +96,14 @@ void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
                              epilogue};
     return kernels().quant_gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
   }
-  const GemmArgs args{rows,          rows_stride, weight->packed.const_data_ptr(),
-                      weight->parts, weight->n,   weight->k,
-                      epilogue};
+  const GemmArgs args{rows,
+                      rows_stride,
+                      weight->packed.const_data_ptr(),
+                      weight->parts,
+                      weight->n,
+                      weight->k,
+                      epilogue,
+                      weight->quantized ? &weight->quantized->layout : nullptr};
   kernels().gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
 }
 

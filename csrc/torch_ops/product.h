@@ -6,8 +6,9 @@
 
 namespace cpu_backend {
 
-// Bytes from one row of activations to the next where they are taken for the weight's product.
-int64_t product_row_bytes(const PackedLinear& weight);
+// Bytes from one row of activations, of `element_bytes` each, to the next where they are taken for
+// the weight's product.
+int64_t product_row_bytes(const PackedLinear& weight, int64_t element_bytes);
 int64_t product_scratch_floats(const PackedLinear& weight);
 
 // c = rows * weight^T + row_shift * column_shift, then the epilogue.  Plain data: loops copy it.
@@ -15,8 +16,8 @@ struct Product {
   const PackedLinear* weight;
   DType dtype;  // of activations
   int64_t m;
-  void* rows;           // [m, k] activations; of a quantized weight, take_rows() fills it
-  int64_t rows_stride;  // not of a quantized weight
+  void* rows;           // [m, k] activations; where they become integers take_rows() fills it
+  int64_t rows_stride;  // not of integers
   GemmEpilogue epilogue;
   const float* row_shift;
   const float* column_shift;

@@ -205,6 +205,8 @@ int64_t pack_quantized(const at::Tensor& codes, const std::string& order, int64_
     args.zero_n_stride = zeros->stride(1);
   }
   if (channels) {
+    TORCH_CHECK_VALUE(layout.kind != CodeKind::kFp8,
+                      "float8_e4m3fn weights take their channels as they come.");
     const int32_t* list = typed_data<int32_t>(*channels, "channels");
     for (int64_t i = 0; i < layout.k; ++i)
       TORCH_CHECK_VALUE(list[i] >= -1 && list[i] < in_features, "channel ", list[i], " of ",
@@ -311,7 +313,7 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
   const float* scales = typed_data<float>(a_scales, "activation scales");
   TORCH_CHECK_VALUE(a_scales.numel() == 1 || a_scales.numel() == m, "activation scales have shape ",
                     a_scales.sizes(), ", expected one, or one per row of ", m, ".");
-  const at::Tensor rows = at::empty({m, product_row_bytes(weight)}, at::kByte);
+  const at::Tensor rows = at::empty({m, product_row_bytes(weight, a.element_size())}, at::kByte);
   Product product{};
   product.weight = &weight;
   product.dtype = dtype_of(c, "output");

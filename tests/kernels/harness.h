@@ -91,7 +91,6 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 inline const char* name_of(DType type) {
   return type == DType::kFloat32 ? "fp32" : type == DType::kBFloat16 ? "bf16" : "fp16";
 }
-inline int64_t bytes_of(DType type) { return type == DType::kFloat32 ? 4 : 2; }
 // Largest relative error of one rounding: 24, 8 and 11 significant bits.
 inline double unit_of(DType type) {
   return type == DType::kFloat32 ? 0x1p-24 : type == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;

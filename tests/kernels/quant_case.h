@@ -20,7 +20,6 @@ inline const char* name_of(ZeroKind zero) {
 }
 
 // A row as integers: x is about scale * (code - zero), the zero point already subtracted here.
-// With kFloat the codes are x itself.
 struct IntegerRow {
   std::vector<double> codes;   // per k of the packed weight
   std::vector<double> scales;  // per k as well
@@ -33,7 +32,6 @@ struct QuantizedRows {
 
   QuantizedRows(const KernelTable& table, const QuantLayout& layout, int64_t m, int64_t tile_rows)
       : bytes(static_cast<size_t>(m * table.quant_row_bytes(layout)), 0xa5) {
-    if (layout.activations == Activations::kFloat) tile_rows = 1;
     rows = {bytes.data(), m, std::min(tile_rows, table.quant_tile_rows)};
   }
 };
@@ -234,11 +232,7 @@ struct QuantProblem {
         zero = static_cast<float>(static_zero);
         break;
       case Activations::kFloat:
-        for (int64_t k = first; k < last; ++k) {
-          row.codes[static_cast<size_t>(k)] = values[static_cast<size_t>(k)];
-          row.scales[static_cast<size_t>(k)] = 1.0;
-        }
-        return;
+        return;  // no integers
     }
     for (int64_t k = first; k < last; ++k) {
       const float value = values[static_cast<size_t>(k)];

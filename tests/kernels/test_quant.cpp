@@ -39,8 +39,7 @@ void check_product(const KernelTable& table, const QuantProblem& problem, int64_
         exact += problem.bias.get(0, column);
         magnitude += std::fabs(problem.bias.get(0, column));
       }
-      double roundings = 3.0 + static_cast<double>(layout.segments()) / 2.0;
-      if (layout.kind == CodeKind::kFp8) roundings += 12.0;  // a chain of 128, a random walk
+      const double roundings = 3.0 + static_cast<double>(layout.segments()) / 2.0;
       compare.add_bounded(c.get(r, column), exact, roundings * 0x1p-24 * magnitude);
     }
   }
@@ -157,56 +156,6 @@ void test_narrow_codes_are_4_bit_codes() {
   });
 }
 const Registration n("quant/test_narrow_codes_are_4_bit_codes", test_narrow_codes_are_4_bit_codes);
-
-void test_fp8_gemm_matches_reference() {
-  for_each_target([](const KernelTable& table) {
-    int64_t turn = 0;
-    for (int64_t k : {1, 7, 8, 31, 64, 130, 200, 300}) {
-      for (int64_t group : {int64_t{32}, int64_t{100}, int64_t{128}, k}) {
-        for (int64_t m : {1, 3, 4, 5, 13, 50}) {
-          if (group > k) continue;
-          ++turn;
-          QuantLayout layout{8,
-                             ZeroKind::kMiddle,
-                             kTypes[turn % 3],
-                             Activations::kFloat,
-                             turn % 3 * table.panel_width + turn % 5 + 1,
-                             k,
-                             group};
-          layout.kind = CodeKind::kFp8;
-          check_product(table, QuantProblem(layout, kTypes[turn / 3 % 3], m, turn % 4 == 0), 1,
-                        turn % 2 == 0);
-        }
-      }
-    }
-  });
-}
-const Registration i("quant/test_fp8_gemm_matches_reference", test_fp8_gemm_matches_reference);
-
-// Every code by itself: a row of one and weights of one column.
-void test_fp8_codes_are_exact() {
-  for_each_target([](const KernelTable& table) {
-    QuantLayout layout{8, ZeroKind::kMiddle, DType::kFloat32, Activations::kFloat, 254, 1, 1};
-    layout.kind = CodeKind::kFp8;
-    QuantProblem problem(layout, DType::kFloat32, 5);
-    for (int64_t c = 0; c < layout.n; ++c) {
-      problem.codes[static_cast<size_t>(c)] = static_cast<uint8_t>(c < 127 ? c : c + 1);
-      problem.scales.set(0, c, 1.0);
-    }
-    for (int64_t r = 0; r < problem.m; ++r) problem.x.set(r, 0, 1.0);
-    const std::vector<unsigned char> packed = problem.pack(table);
-    const QuantizedRows rows = problem.quantize(table, 1);
-    for (int64_t row_step : {1, 5}) {  // decoded in registers, and ahead
-      Buffer out(DType::kFloat32, problem.m, layout.n);
-      run(table, problem.type, problem.gemm_args(rows, packed, out, false), row_step, 1);
-      for (int64_t r = 0; r < problem.m; ++r)
-        for (int64_t c = 0; c < layout.n; ++c)
-          expect(static_cast<double>(out.get(r, c)) == problem.weight(c, 0), "code %02x is %g",
-                 problem.codes[static_cast<size_t>(c)], static_cast<double>(out.get(r, c)));
-    }
-  });
-}
-const Registration j("quant/test_fp8_codes_are_exact", test_fp8_codes_are_exact);
 
 // The largest sums of either sign, over more steps than any partial sum holds by itself.
 void test_quant_gemm_survives_extremes() {

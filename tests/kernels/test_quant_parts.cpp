@@ -20,7 +20,6 @@ void for_each_format(const Check& check) {
   for (int bits : {2, 3, 4})
     for (Activations activations : {Activations::kInt16, Activations::kInt8})
       check(bits, ZeroKind::kMiddle, activations, CodeKind::kTable);
-  check(8, ZeroKind::kMiddle, Activations::kFloat, CodeKind::kFp8);
 }
 
 // The product of the same weight in one part, bit for bit, and what a second op makes of it.
