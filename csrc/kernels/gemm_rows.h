@@ -108,20 +108,23 @@ struct Count {
   static constexpr int value = kCount;
 };
 
-// f(rows, panels) as constants, of at most kMost rows.
-template <int kMost, class F>
+// f(rows, panels) as constants, for up to kFewRows rows of at most kMostPanels panels.
+constexpr int kFewRows = kMaxRows / 2;
+template <int kMostPanels, int kRows = kFewRows, class F>
 CPU_BACKEND_INLINE void with_few_rows(int64_t rows, int64_t panels, F f) {
-  if (rows < kMost) {
-    if constexpr (kMost > 1) with_few_rows<kMost - 1>(rows, panels, f);
+  if (rows < kRows) {
+    if constexpr (kRows > 1) with_few_rows<kMostPanels, kRows - 1>(rows, panels, f);
     return;
   }
-  if constexpr (panels_at_once(kMost) == 4) {
-    if (panels == 4) return f(Count<kMost>{}, Count<4>{});
-    if (panels == 3) return f(Count<kMost>{}, Count<3>{});
+  constexpr int64_t kPanels =
+      panels_at_once(kRows) < kMostPanels ? panels_at_once(kRows) : kMostPanels;
+  if constexpr (kPanels == 4) {
+    if (panels == 4) return f(Count<kRows>{}, Count<4>{});
+    if (panels == 3) return f(Count<kRows>{}, Count<3>{});
   }
-  if constexpr (panels_at_once(kMost) > 1)
-    if (panels == 2) return f(Count<kMost>{}, Count<2>{});
-  f(Count<kMost>{}, Count<1>{});
+  if constexpr (kPanels > 1)
+    if (panels == 2) return f(Count<kRows>{}, Count<2>{});
+  f(Count<kRows>{}, Count<1>{});
 }
 
 }  // namespace CPU_BACKEND_NAMESPACE

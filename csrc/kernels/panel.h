@@ -372,8 +372,8 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
 // What every chain is multiplied with: nothing, or a scale of each column, and then it is always
 // added: with a choice, copies of the tile would be contracted differently.
 struct Unscaled {};
-template <int kPanels>
 struct ColumnScales {
+  static constexpr int kPanels = 2;  // at most
   Vec of[kPanels][kPanelVecs];
 };
 
@@ -413,17 +413,18 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
   }
 }
 
-// Any number of rows up to kMaxRows, as a compile-time constant.
-template <Fetch kFetch, int kVecs, int kRows = kMaxRows, class A, class T, class Scales>
+// Any number of rows from kLeast to kMaxRows, as a compile-time constant.
+template <Fetch kFetch, int kVecs, int kRows = kMaxRows, int kLeast = 1, class A, class T,
+          class Scales>
 CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride, const T* b,
                                       int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
                                       bool accumulate, Ahead& ahead, const Scales& scales) {
   if (rows == kRows) {
     multiply_tile<kFetch, A, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
                                                  accumulate, ahead, scales);
-  } else if constexpr (kRows > 1) {
-    multiply_rows<kFetch, kVecs, kRows - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride,
-                                            accumulate, ahead, scales);
+  } else if constexpr (kRows > kLeast) {
+    multiply_rows<kFetch, kVecs, kRows - 1, kLeast>(rows, a, a_stride, b, b_stride, depth, c,
+                                                    c_stride, accumulate, ahead, scales);
   }
 }
 

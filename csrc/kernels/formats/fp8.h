@@ -106,10 +106,10 @@ class Fp8Weight {
     return reinterpret_cast<const fp8_t*>(part.group + panel * bytes_ + group_head_bytes(layout_)) +
            part.first;
   }
-  template <int kPanels>
-  CPU_BACKEND_INLINE ColumnScales<kPanels> scales(const GroupPart& part, int64_t panel) const {
-    ColumnScales<kPanels> scales;
-    for (int p = 0; p < kPanels; ++p)
+  // Of panels [panel, panel + panels).
+  ColumnScales scales(const GroupPart& part, int64_t panel, int64_t panels) const {
+    ColumnScales scales;
+    for (int64_t p = 0; p < panels; ++p)
       for (int v = 0; v < kPanelVecs; ++v)
         scales.of[p][v] =
             load_scale(layout_.scale_type, part.group + (panel + p) * bytes_, v) * kUnit<fp8_t>;
@@ -123,20 +123,27 @@ class Fp8Weight {
       if (layout_.group % kTileDepth == 0 || layout_.groups() == 1)
         return multiply_tiles(part, scratch);
 #endif
-    if (part.rows <= kMaxRows / 2) {
-      with_few_rows<kMaxRows / 2>(
-          part.rows, part.panels, [&](auto few, auto together) CPU_BACKEND_LAMBDA {
-            constexpr int kRows = decltype(few)::value, kPanels = decltype(together)::value;
-            Ahead none{};
-            multiply_tile<Fetch::kInBursts, Left<T>, fp8_t, kRows, kPanelVecs, kPanels>(
-                part.a, part.a_stride, codes(part, 0), kPanelWidth, bytes_, part.depth, part.c,
-                kPanelWidth, kRows * kPanelWidth, true, none, scales<kPanels>(part, 0));
-          });
+    if (part.rows <= kFewRows) {
+      // More panels side by side gained nothing: decoding has enough of its own to do meanwhile.
+      constexpr int64_t kMost = ColumnScales::kPanels;
+      const int64_t step = panels_at_once(part.rows) < kMost ? 1 : kMost;
+      for (int64_t p = 0; p < part.panels; p += step) {
+        const int64_t now = part.panels - p < step ? part.panels - p : step;
+        const ColumnScales columns = scales(part, p, now);
+        with_few_rows<kMost>(part.rows, now, [&](auto few, auto together) CPU_BACKEND_LAMBDA {
+          constexpr int kRows = decltype(few)::value, kPanels = decltype(together)::value;
+          Ahead none{};
+          multiply_tile<Fetch::kInBursts, Left<T>, fp8_t, kRows, kPanelVecs, kPanels>(
+              part.a, part.a_stride, codes(part, p), kPanelWidth, bytes_, part.depth,
+              part.c + p * kRows * kPanelWidth, kPanelWidth, kRows * kPanelWidth, true, none,
+              columns);
+        });
+      }
       return;
     }
     Left<T>* const decoded = reinterpret_cast<Left<T>*>(scratch);
     for (int64_t p = 0; p < part.panels; ++p) {
-      const ColumnScales<1> columns = scales<1>(part, p);
+      const ColumnScales columns = scales(part, p, 1);
       float* const c = part.c + p * part.rows * kPanelWidth;
       for (int64_t k = 0; k < part.depth; k += kDecodedChannels) {
         const int64_t steps = part.depth - k < kDecodedChannels ? part.depth - k : kDecodedChannels;
@@ -144,7 +151,8 @@ class Fp8Weight {
         decode_panel(from, steps, decoded);
         Ahead ahead = next_panel(from + steps * kPanelWidth, part.rows);
         for_each_tile<Left<T>>(part.rows, [&](int64_t row, int64_t count) CPU_BACKEND_LAMBDA {
-          multiply_rows<Fetch::kInBursts, kPanelVecs>(
+          constexpr int kLeast = kFewRows - 1;  // where rows go in pairs
+          multiply_rows<Fetch::kInBursts, kPanelVecs, kMaxRows, kLeast>(
               count, part.a + row * part.a_stride + k, part.a_stride, decoded, kPanelWidth, steps,
               c + row * kPanelWidth, kPanelWidth, true, ahead, columns);
         });
@@ -168,7 +176,7 @@ class Fp8Weight {
         multiply_in_tiles(part.rows, part.a + k, part.a_stride, decoded, padded, products, k > 0,
                           reinterpret_cast<const bf16_t*>(next));
       }
-      const ColumnScales<1> columns = scales<1>(part, p);
+      const ColumnScales columns = scales(part, p, 1);
       float* const c = part.c + p * part.rows * kPanelWidth;
       for (int64_t i = 0; i < part.rows * kPanelWidth; i += kPanelWidth)
         for (int v = 0; v < kPanelVecs; ++v) {

@@ -108,14 +108,13 @@ class PlainWeight {
     }
 #endif
     if (count > 1) {
-      with_few_rows<kMaxRows / 2>(
-          rows.count, count, [&](auto few, auto together) CPU_BACKEND_LAMBDA {
-            constexpr int kRows = decltype(few)::value, kPanels = decltype(together)::value;
-            Ahead none{};
-            multiply_tile<Fetch::kInBursts, Left<T>, T, kRows, kPanelVecs, kPanels>(
-                rows.a, rows.a_stride, panel, kPanelWidth, elements_, rows.depth, c, kPanelWidth,
-                kRows * kPanelWidth, accumulate, none, Unscaled{});
-          });
+      with_few_rows<4>(rows.count, count, [&](auto few, auto together) CPU_BACKEND_LAMBDA {
+        constexpr int kRows = decltype(few)::value, kPanels = decltype(together)::value;
+        Ahead none{};
+        multiply_tile<Fetch::kInBursts, Left<T>, T, kRows, kPanelVecs, kPanels>(
+            rows.a, rows.a_stride, panel, kPanelWidth, elements_, rows.depth, c, kPanelWidth,
+            kRows * kPanelWidth, accumulate, none, Unscaled{});
+      });
       return done(0, rows.count);
     }
     // With several tiles only the first would wait for the panel, and longer than it computes: so
