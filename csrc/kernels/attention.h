@@ -12,10 +12,10 @@
 //           request that sees the future among causal ones, an image, sees all of it, as in HF's
 //           Gemma 4: (causal or same image) and not further back than the window.
 //           A sink adds exp(sink) to the denominator and nothing to the output.
-// Codes     fp8 is decoded in registers where it multiplies, or to bf16 before (kManyHeads).  int8
-//           meets queries and probabilities that were turned into 16-bit integers, per row and
-//           page (kernels/integer_panel.h).  A scale of keys goes into the score, one of all values
-//           into the output, one per value into the probability.
+// Codes     fp8 is decoded in registers where it multiplies, or for many rows before.  int8 meets
+//           queries and probabilities that were turned into 16-bit integers, per row and page
+//           (kernels/integer_panel.h).  A scale of keys goes into the score, one of all values into
+//           the output, one per value into the probability.
 // Numerics  everything in fp32, one rounding on store; where the target multiplies pairs of bf16,
 //           queries meet bf16 keys as they are, and probabilities are rounded to bf16 before they
 //           are summed and meet values.  A row that sees no token gives zeros.
@@ -69,16 +69,21 @@ static inline int64_t attend_scratch_floats(const PagedKv& cache, int64_t rows) 
          rows * (cache.key_dim + 2 * static_cast<int64_t>(cache.value_dim) + 4);
 }
 
-// Where so many heads share a page, fp8 is decoded once for all rows, to bf16, if queries are bf16
-// and the target multiplies pairs of it: 16 heads over latents took 0.6 times as long (Zen 4).  A
-// property of the model and not of the step, so that a result does not depend on its batch.
-constexpr int64_t kManyHeads = 8;
+// As what codes meet queries of T: fp8, which bf16 holds exactly, in pairs of it where the target
+// multiplies such.
+template <class T, class Code>
+struct MetAs {
+  using Type = Code;
+};
 #if defined(CPU_BACKEND_BF16_PAIRS)
-template <class T, class Code>
-constexpr bool kDecodes = kSame<T, bf16_t> && (kSame<Code, fp8_t> || kSame<Code, e5m2_t>);
-#else
-template <class T, class Code>
-constexpr bool kDecodes = false;
+template <>
+struct MetAs<bf16_t, fp8_t> {
+  using Type = bf16_t;
+};
+template <>
+struct MetAs<bf16_t, e5m2_t> {
+  using Type = bf16_t;
+};
 #endif
 
 // What a decoded number is worth; see isa/codes.h.
@@ -326,6 +331,10 @@ CPU_BACKEND_INLINE void multiply_page(int64_t rows, int64_t count, const float* 
     multiply_columns(rows, count, left, kStretch<Met> * a_stride, b, k, column, depth, c, c_stride,
                      accumulate, next, next_columns);
   } else {
+    if constexpr (!kHasTiles)
+      if (rows <= kFewRows)
+        return multiply_columns(rows, count, left, kStretch<Met> * a_stride, b, k, column, depth, c,
+                                c_stride, accumulate, next, next_columns);
     multiply_decoded(rows, count, left, kStretch<Met> * a_stride, b, k, column, depth, c, c_stride,
                      accumulate, next, next_columns, reinterpret_cast<bf16_t*>(decoded));
   }
@@ -423,11 +432,7 @@ void attend_as(const AttendArgs& args, const AttendItem& item, float* scratch_ba
 
 template <class T, class Code>
 void attend(const AttendArgs& args, const AttendItem& item, float* scratch_base) {
-  if constexpr (kDecodes<T, Code>) {
-    if (args.num_heads / args.num_kv_heads >= kManyHeads)
-      return attend_as<T, Code, bf16_t>(args, item, scratch_base);
-  }
-  attend_as<T, Code, Code>(args, item, scratch_base);
+  attend_as<T, Code, typename MetAs<T, Code>::Type>(args, item, scratch_base);
 }
 
 template <class T>

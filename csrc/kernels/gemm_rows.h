@@ -109,7 +109,6 @@ struct Count {
 };
 
 // f(rows, panels) as constants, for up to kFewRows rows of at most kMostPanels panels.
-constexpr int kFewRows = kMaxRows / 2;
 template <int kMostPanels, int kRows = kFewRows, class F>
 CPU_BACKEND_INLINE void with_few_rows(int64_t rows, int64_t panels, F f) {
   if (rows < kRows) {

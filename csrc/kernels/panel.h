@@ -150,6 +150,9 @@ template <class A>
 constexpr bool kInBlocks = false;
 #endif
 
+// As many as may meet several panels at a time, or codes that are decoded in registers.
+constexpr int kFewRows = kMaxRows / 2;
+
 // In blocks acc[r] and acc[r + 1], for even r, are the products of both rows with columns 0 and 1
 // and with columns 2 and 3 of each vector; the last of an odd number of rows is as ever.
 template <int kRows, int kVecs, int kPanels>

@@ -294,9 +294,8 @@ std::vector<Real> Step::reference_row(size_t request, int token, int head) const
 inline void Step::compare(const KernelTable& table, const Buffer& out,
                           const std::string& label) const {
   const bool fp8 = c_.kv == KvType::kFp8E4M3 || c_.kv == KvType::kFp8E5M2;
-  const bool decoded = fp8 && c_.num_heads / c_.num_kv_heads >= 8;
-  const bool rounded = (decoded || c_.kv == KvType::kActivations) && c_.type == DType::kBFloat16 &&
-                       has_bf16_unit(table);
+  const bool rounded =
+      (fp8 || c_.kv == KvType::kActivations) && c_.type == DType::kBFloat16 && has_bf16_unit(table);
   Compare compare(c_.type, label);
   for (size_t r = 0; r < pick_.size(); ++r) {
     for (int t = 0; t < start_[r + 1] - start_[r]; ++t) {
