@@ -12,6 +12,8 @@ from cpu_backend.host.source import host
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 # Heads that the host runs by code of their own, which nobody has tried here.
 _OWN_PROPOSERS = ("gemma4_mtp", "step3p5_mtp")
+# Where the host's own layers do not find their weights, or do not fit what calls them.
+_BROKEN = ("OpenPanguMTPModel",)
 # Refused before weights are read; attention/states.py refuses all that have such layers.
 _MAMBA_1 = ("JambaForCausalLM",)
 # These do not say in every step how many drafts of the one before were accepted.
@@ -74,7 +76,7 @@ def check(config: Any) -> None:
                 f"drafts by {draft.architecture}, whose layers have a recurrent state, are not "
                 "supported: choose another draft model, or the method ngram."
             )
-        if draft.hf_config.model_type in _OWN_PROPOSERS or draft.use_mla:
+        if draft.hf_config.model_type in _OWN_PROPOSERS or draft.architecture in _BROKEN:
             raise ConfigError(
                 f"drafts by {draft.architecture} are not supported on the CPU yet: "
                 "choose another draft model, or the method ngram."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cpu_backend.demo_model import fetch
 from examples import quantize_model
 from tests.e2e import other_tools
 from tests.e2e.engine import NEW_TOKENS
+from tests.features.offline import Offline
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -80,3 +81,23 @@ def quantize() -> Quantize:
         return target
 
     return write
+
+
+Start = Callable[..., Offline]
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """``start(model, **options)``: an engine in the place of the one that was started before."""
+    running: list[Offline] = []
+
+    def start(model: str | Path, **options: Any) -> Offline:
+        if running:
+            running[0].start(str(model), **options)
+        else:
+            running.append(Offline(str(model), **options))
+        return running[0]
+
+    yield start
+    for each in running:
+        each.__exit__(None, None, None)

@@ -18,6 +18,13 @@ from tests.zoo import build, text_specs
 
 DRAFT_VOCABULARY = 2000  # of the EAGLE-3 head: every tenth of the target's tokens
 SMALL_VOCABULARY = 16
+CODE = """\
+from transformers import DeepseekV3Config
+
+
+class Config(DeepseekV3Config):
+    model_type = "bailing_hybrid"
+"""
 
 
 def write_first_layers(source: Path, target: Path, layers: int) -> Path:
@@ -79,6 +86,41 @@ def write_head(source: Path, target: Path, kind: str) -> Path:
     return target
 
 
+def write_latent_head(source: Path, target: Path) -> Path:
+    """Write an EAGLE-3 head with latent attention for the DeepSeek checkpoint ``source``."""
+    target.mkdir()
+    config = json.loads((source / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    attention = f"model.layers.{config['num_hidden_layers'] - 1}.self_attn."
+    shapes = {
+        name.replace(attention, "midlayer.self_attn.").removesuffix(".weight"): weight.shape
+        for name, weight in load_file(source / "model.safetensors").items()
+        if name.startswith(attention)
+    }
+    for reads_both in ("q_a_proj", "kv_a_proj_with_mqa"):  # the embedding and the state
+        rows, _ = shapes[f"midlayer.self_attn.{reads_both}"]
+        shapes[f"midlayer.self_attn.{reads_both}"] = (rows, 2 * hidden)
+    shapes |= {
+        "midlayer.mlp.gate_proj": (inner, hidden),
+        "midlayer.mlp.up_proj": (inner, hidden),
+        "midlayer.mlp.down_proj": (hidden, inner),
+        "midlayer.hidden_norm": (hidden,),
+        "midlayer.input_layernorm": (hidden,),
+        "midlayer.post_attention_layernorm": (hidden,),
+        "fc": (hidden, 3 * hidden),
+        "norm": (hidden,),
+        "lm_head": (config["vocab_size"], hidden),
+    }
+    config |= {
+        "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+        "num_hidden_layers": 1,
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 3],
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    save_file(random_weights(shapes), target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
 def write_with_own_head(target: Path) -> Path:
     """Write a small random ERNIE 4.5 mixture with a layer that predicts the token after next."""
     spec = build.Spec(
@@ -117,16 +159,27 @@ def write_with_own_head(target: Path) -> Path:
     return target
 
 
-def write_with_states(target: Path, name: str) -> Path:
-    """Write a small random model of the zoo with recurrent states, of so small a vocabulary that
-    drafts are right now and then.  Some have layers that predict the token after next (HEADS)."""
+def write_small(target: Path, name: str, **config: Any) -> Path:
+    """Write a small random model of the zoo, of so small a vocabulary that drafts are right now and
+    then; config: what it has besides."""
     spec = next(spec for spec in text_specs.SPECS if spec.name == name)
-    build.build(replace(spec, config=spec.config | {"vocab_size": SMALL_VOCABULARY}), target)
+    config = spec.config | config | {"vocab_size": SMALL_VOCABULARY}
+    build.build(replace(spec, config=config), target)
     config = json.loads((target / "config.json").read_text())
     if config["model_type"] == "bailing_hybrid":
-        # The engine's process does not have the zoo's config class; this one reads it likewise.
-        (target / "config.json").write_text(json.dumps(config | {"model_type": "deepseek_v3"}))
+        # Published with code that reads it; the engine's process does not have the zoo's.
+        (target / "configuration.py").write_text(CODE)
+        config["auto_map"] = {"AutoConfig": "configuration.Config"}
+        (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def write_with_states(target: Path, name: str) -> Path:
+    """The same with recurrent states.  Some have layers that predict the token after next
+    (HEADS)."""
+    write_small(target, name)
     if name in HEADS:
+        config = json.loads((target / "config.json").read_text())
         weights = load_file(target / "model.safetensors")
         config |= HEADS[name](weights, config)
         (target / "config.json").write_text(json.dumps(config))

@@ -8,7 +8,6 @@ attention; HRM-Text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import pytest
 
 from tests.conftest import mostly_slow
 from tests.e2e import drafts
+from tests.e2e.conftest import Start
 from tests.e2e.test_speculation import DRAFTS, OPTIONS, ask
-from tests.features.offline import Offline
 
 NEW_TOKENS = 60  # beyond the end of a block of the prefix cache
 SETTINGS: dict[str, Any] = OPTIONS | {"skip_tokenizer_init": True}
@@ -29,8 +28,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "HRM-Text": ("HrmTextForCausalLM", NGRAM, {}),
     "Kimi Linear": ("KimiLinearForCausalLM", NGRAM, {}),
     "LFM2": ("Lfm2ForCausalLM", NGRAM, {}),
-    "Ling 2.5": ("BailingMoeV2_5ForCausalLM", NGRAM, {}),
-    "Ling 2.5 on two ranks": ("BailingMoeV2_5ForCausalLM", NGRAM, {"tensor_parallel_size": 2}),
+    "Ling 2.5": ("BailingMoeV2_5ForCausalLM", NGRAM, {"trust_remote_code": True}),
+    "Ling 2.5 on two ranks": (
+        "BailingMoeV2_5ForCausalLM",
+        NGRAM,
+        {"trust_remote_code": True, "tensor_parallel_size": 2},
+    ),
     "Nemotron-H": ("NemotronHForCausalLM", NGRAM, {}),
     "Nemotron-H by its own head": ("NemotronHForCausalLM", {"method": "mtp"}, {}),
     "OLMo Hybrid": ("OlmoHybridForCausalLM", NGRAM, {}),
@@ -47,34 +50,15 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 QUICK = ("Granite 4", "HRM-Text", "LFM2", "Qwen3-Next", "Qwen3-Next by its own head")
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[list[Offline]]:
-    """Empty until the first test has a model for it; the others start theirs in its place."""
-    running: list[Offline] = []
-    yield running
-    for each in running:
-        each.__exit__(None, None, None)
-
-
-def start(engine: list[Offline], model: str, **options: Any) -> Offline:
-    if not engine:
-        engine.append(Offline(model, **options))
-    else:
-        engine[0].start(model, **options)
-    return engine[0]
-
-
 @pytest.mark.parametrize("case", mostly_slow(CASES, *QUICK))
-def test_states_of_refused_drafts_are_taken_back(
-    case: str, engine: list[Offline], tmp_path: Path
-) -> None:
+def test_states_of_refused_drafts_are_taken_back(case: str, start: Start, tmp_path: Path) -> None:
     name, method, options = CASES[case]
-    model = str(drafts.write_with_states(tmp_path / "model", name))
+    model = drafts.write_with_states(tmp_path / "model", name)
     settings = SETTINGS | options
-    expected = ask(start(engine, model, **settings), drafts.SMALL_VOCABULARY, NEW_TOKENS)
+    expected = ask(start(model, **settings), drafts.SMALL_VOCABULARY, NEW_TOKENS)
     assert expected.alone == expected.together == expected.again
     speculative = {"num_speculative_tokens": DRAFTS} | method
-    speculating = start(engine, model, speculative_config=speculative, **settings)
+    speculating = start(model, speculative_config=speculative, **settings)
     answers = ask(speculating, drafts.SMALL_VOCABULARY, NEW_TOKENS)
     for tokens in answers.tokens:
         assert tokens == expected.alone
@@ -86,12 +70,12 @@ def test_states_of_refused_drafts_are_taken_back(
     assert least < answers.accepted / answers.drafted < 0.9
 
 
-def test_a_head_that_is_right_is_believed(engine: list[Offline], tmp_path: Path) -> None:
+def test_a_head_that_is_right_is_believed(start: Start, tmp_path: Path) -> None:
     """It reads the token that was drawn last, not the one before."""
     model = drafts.write_with_states(tmp_path / "model", "Qwen3NextForCausalLM")
     drafts.make_head_right(model)
     speculative = {"num_speculative_tokens": DRAFTS, "method": "mtp"}
-    running = start(engine, str(model), speculative_config=speculative, **SETTINGS)
+    running = start(model, speculative_config=speculative, **SETTINGS)
     answers = ask(running, drafts.SMALL_VOCABULARY, NEW_TOKENS)
     assert answers.alone == answers.together == answers.again
     assert answers.accepted == answers.drafted > 500

@@ -63,6 +63,27 @@ def test_options_of_speculation(model_path: str, option: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "layers", "sentence"),
+    [
+        ("DeepseekV3ForCausalLM", 0, r"no layers that draft tokens.*: choose another method"),
+        ("DeepseekV32ForCausalLM", 1, "DeepseekV32MTPModel is written for GPUs"),
+        ("PanguUltraMoEForCausalLM", 1, "drafts by OpenPanguMTPModel are not .*: choose another"),
+    ],
+)
+def test_layers_that_draft(name: str, layers: int, sentence: str, tmp_path: Path) -> None:
+    build.write_config(next(spec for spec in text_specs.SPECS if spec.name == name), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["num_nextn_predict_layers"] = layers
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=sentence):
+        _configure(
+            tmp_path,
+            skip_tokenizer_init=True,
+            speculative_config={"method": "mtp", "num_speculative_tokens": 2},
+        )
+
+
+@pytest.mark.parametrize(
     ("name", "option"),
     [("--enable-lora", {"enable_lora": True}), ("--pipe", {"pipeline_parallel_size": 2})],
 )
