@@ -11,15 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 from cpu_backend.errors import ConfigError
-from cpu_backend.host.seam import patch
+from cpu_backend.host.seam import Hosts, patch
+
+_MODULE, _OVERRIDE = "vllm.config.speculative", "SpeculativeConfig.hf_config_override"
 
 
-@patch("vllm.config.speculative", "SpeculativeConfig.hf_config_override(hf_config)")
+@patch(_MODULE, f"{_OVERRIDE}(hf_config)", hosts=Hosts(until=(0, 33)))
+@patch(
+    _MODULE,
+    f"{_OVERRIDE}(hf_config, transformers_mtp_overrides)",
+    hosts=Hosts(since=(0, 33)),
+)
 def refuse_none(original: Any) -> Any:
     """Of a model that drafts, by layers of its own or as another's draft model."""
 
-    def hf_config_override(hf_config: Any) -> Any:
-        config = original(hf_config)
+    def hf_config_override(hf_config: Any, *rest: Any, **named: Any) -> Any:
+        config = original(hf_config, *rest, **named)
         if getattr(config, "n_predict", None) == 0:
             raise ConfigError(
                 "The checkpoint has no layers that draft tokens, as its config.json says "
