@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.cpu_backend")
 
+BEHIND_PADDING = ("roberta", "camembert", "data2vec-text")  # parts of model_type
+
 
 def shorten(config: Any) -> None:
     """Requests end where the model's positions do, unless the user says how long.
@@ -87,7 +89,7 @@ def _positions_behind_padding(model: Any) -> int | None:
     behind that of padding."""
     text = model.hf_text_config
     learned = getattr(text, "position_embedding_type", "absolute") == "absolute"
-    if "roberta" not in text.model_type or not learned:
+    if not learned or not any(name in text.model_type for name in BEHIND_PADDING):
         return None
     positions: int = text.max_position_embeddings - text.pad_token_id - 1
     return positions

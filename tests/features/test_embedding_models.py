@@ -1,4 +1,5 @@
-"""Small models that embed, offline: dimensions, layers behind the pooling, texts beyond a page."""
+"""Small models that embed, offline: dimensions, layers behind the pooling, texts of
+many pages, and classes of transformers."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from cpu_backend.errors import ConfigError
 from tests.features import sentence
 from tests.features.offline import Offline
 from tests.zoo import kinds, pooling
 from tests.zoo.build import build
-from tests.zoo.pooling_specs import PoolingSpec
+from tests.zoo.pooling_specs import CLASSES, SEQUENCE, PoolingSpec
 from tests.zoo.tokens import write_tokenizer
 
 OPTIONS = {"runner": "pooling", "dtype": "float32", "max_model_len": 512}
@@ -33,7 +35,10 @@ def make(name: str, folder: Path, **config: Any) -> tuple[PoolingSpec, Any]:
     has."""
     spec = kinds.find(name)[1]
     assert isinstance(spec, PoolingSpec)
-    spec = replace(spec, config={**spec.config, **config})
+    return written(replace(spec, config={**spec.config, **config}), folder)
+
+
+def written(spec: PoolingSpec, folder: Path) -> tuple[PoolingSpec, Any]:
     write_tokenizer(folder)
     return spec, build(spec, folder)
 
@@ -124,7 +129,39 @@ def test_a_layer_behind_the_pooling_that_cannot_be_loaded(
     layers = [sentence.dense(torch.nn.Linear(192, 192), "linear.Identity") for _ in range(2)]
     sentence.write(tmp_path, sentence.pooling("mean_tokens"), *layers, sentence.NORMALIZE)
     (tmp_path / "3_Dense/model.safetensors").unlink()
-    with pytest.raises(Exception, match=r"Of the 2 linear layers behind .* 1 can be loaded"):
+    with pytest.raises(ConfigError, match=r"Of the 2 linear layers behind .* 1 can be loaded"):
+        start(tmp_path)
+
+
+def test_positions_behind_that_of_padding(start: Callable[..., Offline], tmp_path: Path) -> None:
+    """Of a model that the host computes by the class of transformers, and whose name does not say
+    that it is a RoBERTa."""
+    spec, model = written(PoolingSpec("CamembertModel", "", "camembert"), tmp_path)
+    asked = prompts(5, 200)
+    for ids, mine in zip(asked, embed(start(tmp_path, spec.pool), asked), strict=True):
+        right = pooling.expected(model, spec, ids, None)
+        torch.testing.assert_close(mine, right, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "what"),
+    [
+        (
+            PoolingSpec("DistilBertModel", "", "distilbert", {"dim": 192, "n_heads": 6}),
+            "DistilBertModel, .* has an attention that vLLM cannot take over: choose",
+        ),
+        (
+            PoolingSpec("ErnieForSequenceClassification", "", "ernie", CLASSES, auto=SEQUENCE),
+            "ErnieModel, .* classifies behind a pooler, which vLLM leaves out: choose",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_classes_of_transformers_that_the_host_cannot_use(
+    start: Callable[..., Offline], tmp_path: Path, spec: PoolingSpec, what: str
+) -> None:
+    written(spec, tmp_path)
+    with pytest.raises(ConfigError, match=what):
         start(tmp_path)
 
 
