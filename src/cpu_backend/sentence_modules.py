@@ -9,24 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from cpu_backend.errors import ConfigError
+from cpu_backend.host import sentence_files
 
-FILE = "modules.json"
 IN_ORDER = ("Pooling", "Dense", "Normalize")
 MISSING = ("CNN", "LSTM", "LayerNorm", "Router", "Asym", "WeightedLayerPooling", "WordWeights")
 POOLED = ("cls", "cls_token", "lasttoken", "mean", "mean_tokens")
 # The mean but for its length, which norms make the same.
 SCALED = "mean_sqrt_len_tokens"
-
-
-def behind(model: Any) -> list[tuple[str, str]]:
-    """Kind ("Dense") and folder of each module behind the model, which comes first.
-
-    model: the host's ModelConfig.
-    """
-    listed = _read(model, FILE)
-    if not isinstance(listed, list):
-        return []
-    return [(module["type"].rpartition(".")[2], module["path"]) for module in listed[1:]]
 
 
 def check(model: Any) -> None:
@@ -36,7 +25,7 @@ def check(model: Any) -> None:
     """
     if model.runner_type != "pooling":
         return
-    modules = behind(model)
+    modules = sentence_files.behind(model)
     kinds = [kind for kind, _ in modules]
     for kind in kinds:
         if kind in MISSING:
@@ -51,7 +40,7 @@ def check(model: Any) -> None:
 
 
 def _check_pooling(model: Any, folder: str, kinds: list[str]) -> None:
-    config = _read(model, f"{folder}/config.json") or {}
+    config = sentence_files.read(model, f"{folder}/config.json") or {}
     ways = config.get("pooling_mode") or [
         name.removeprefix("pooling_mode_")
         for name, value in config.items()
@@ -67,14 +56,8 @@ def _check_pooling(model: Any, folder: str, kinds: list[str]) -> None:
         raise _refusal(model, f"a pooling by {ways[0]}, which vLLM does not have")
 
 
-def _read(model: Any, name: str) -> Any:
-    """A file in JSON of the checkpoint; None if there is none."""
-    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
-
-    return get_hf_file_to_dict(name, model.model, model.revision)
-
-
 def _refusal(model: Any, what: str) -> ConfigError:
     return ConfigError(
-        f"'{model.model}' has {what} ({FILE}), so its vectors would be wrong: choose another model."
+        f"'{model.model}' has {what} ({sentence_files.MODULES}), so its vectors would be wrong: "
+        "choose another model."
     )
