@@ -150,9 +150,10 @@ struct Gating {
 void run_experts(at::Tensor& out, const at::Tensor& x, const Layers& gate_up, const Layers& down,
                  const OptionalTensor& gate_up_bias, const OptionalTensor& down_bias,
                  const at::Tensor& topk_weights, const at::Tensor& topk_ids, const Gating& gating) {
-  experts(out, x, gate_up.handles(), down.handles(), in_type_of(gating.bias(gate_up_bias), x),
-          in_type_of(down_bias, x), topk_weights.to(at::kFloat).contiguous(),
-          topk_ids.to(at::kInt).contiguous(), gating.activation);
+  experts(out, with_rows(x), gate_up.handles(), down.handles(),
+          in_type_of(gating.bias(gate_up_bias), x), in_type_of(down_bias, x),
+          topk_weights.to(at::kFloat).contiguous(), topk_ids.to(at::kInt).contiguous(),
+          gating.activation);
 }
 
 const at::Tensor& needed(const OptionalTensor& tensor, const char* name) {
@@ -228,7 +229,7 @@ void bmm(at::Tensor& out, const at::Tensor& mat1, const at::Tensor& mat2, bool i
     return pack_linear(scale ? (matrix.to(at::kFloat) * *scale).to(type) : matrix, 1);
   });
   at::Tensor heads_inside = out.transpose(0, 1);
-  linear_heads(heads_inside, mat1.transpose(0, 1), layers.handles());
+  linear_heads(heads_inside, with_heads(mat1.transpose(0, 1)), layers.handles());
 }
 
 at::Tensor int8_scaled_mm_with_quant(const at::Tensor& mat1, const at::Tensor& mat2,
@@ -274,7 +275,7 @@ void gemm_wna16(const at::Tensor& input, const at::Tensor& q_weight, at::Tensor&
   TORCH_CHECK_VALUE(k % scales.size(0) == 0, k, " channels do not fall into ", scales.size(0),
                     " equal groups.");
   check_shape(q_weight, {n / 16, 2 * k}, "q_weight");
-  const at::Tensor words = q_weight.view({n / 16, k, 2}).transpose(0, 1).reshape({k, n / 8});
+  const at::Tensor words = q_weight.reshape({n / 16, k, 2}).transpose(0, 1).reshape({k, n / 8});
   OptionalTensor points;
   if (zeros) points = unpacked_columns(*zeros, false).to(scales.scalar_type());
   const Layers layers(words, false, {}, [&](const at::Tensor& codes, int64_t) {

@@ -38,7 +38,8 @@ at::Tensor row_maxima(const at::Tensor& input) { return input.abs().amax(-1, /*k
 
 void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at::Tensor& scale,
                               const OptionalTensor& azp) {
-  const Rows rows = rows_of(input, "input");
+  const at::Tensor x = with_rows(input);
+  const Rows rows = rows_of(x, "input");
   Int8RowsArgs args = int8_args(out, input, rows);
   TORCH_CHECK_VALUE(scale.numel() == 1, "a static scale is one number, this one is ", scale.sizes(),
                     ".");
@@ -54,7 +55,8 @@ void static_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, const at
 
 void dynamic_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, at::Tensor& scale,
                                const OptionalTensor& azp) {
-  const Rows rows = rows_of(input, "input");
+  const at::Tensor x = with_rows(input);
+  const Rows rows = rows_of(x, "input");
   Int8RowsArgs args = int8_args(out, input, rows);
   TORCH_CHECK_VALUE(scale.numel() == rows.count, "scales have shape ", scale.sizes(),
                     ", expected one per row of ", rows.count, ".");
@@ -69,13 +71,14 @@ void dynamic_scaled_int8_quant(at::Tensor& out, const at::Tensor& input, at::Ten
 
 void static_scaled_fp8_quant(at::Tensor& result, const at::Tensor& input, const at::Tensor& scale,
                              std::optional<at::IntArrayRef> group_shape) {
-  const Rows rows = rows_of(input, "input");
+  const at::Tensor x = with_rows(input), scales = scale.contiguous();
+  const Rows rows = rows_of(x, "input");
   TORCH_CHECK_TYPE(result.scalar_type() == at::kFloat8_e4m3fn, "output has dtype ",
                    result.scalar_type(), ", expected float8_e4m3fn.");
   TORCH_CHECK_VALUE(input.dim() == 2 && result.is_contiguous() && result.sizes() == input.sizes(),
                     "output has shape ", result.sizes(), ", expected a dense matrix ",
                     input.sizes(), ".");
-  typed_data<float>(scale, "scale");
+  const float* values = typed_data<float>(scales, "scale");
   if (rows.count == 0 || rows.size == 0) return;
   // A group of -1 is the whole extent; without a shape the scale's own sizes give it.
   const bool matrix = scale.dim() == 2;
@@ -89,7 +92,7 @@ void static_scaled_fp8_quant(at::Tensor& result, const at::Tensor& input, const 
   args.x = rows.data;
   args.x_stride = rows.stride;
   args.size = rows.size;
-  args.scales = scale.const_data_ptr<float>();
+  args.scales = values;
   args.row_group = scale.numel() == 1 ? rows.count : extent(0, rows.count);
   args.column_group = scale.numel() == 1 ? rows.size : extent(1, rows.size);
   const int64_t columns = ceil_div(rows.size, args.column_group);
@@ -132,7 +135,7 @@ std::tuple<at::Tensor, at::Tensor> quantize_fp8e4m3(const at::Tensor& input, boo
   const int64_t rows = channelwise ? input.size(0) : 1;
   TORCH_CHECK_VALUE(scales.numel() == rows, "scales have shape ", scales.sizes(), ", expected ",
                     channelwise ? "one per row of " : "one number: ", rows, ".");
-  static_scaled_fp8_quant(codes, input, scales.reshape({rows, 1}).contiguous(), std::nullopt);
+  static_scaled_fp8_quant(codes, input, scales.reshape({rows, 1}), std::nullopt);
   return {codes, scales.reshape({rows})};
 }
 

@@ -299,7 +299,7 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
                    ", expected int8.");
   TORCH_CHECK_VALUE(a.dim() == 2 && a.size(1) == weight.k, "input has shape ", a.sizes(),
                     ", the weight needs [tokens, ", weight.k, "].");
-  check_dense_last_dim(a, "input");
+  const at::Tensor codes = with_rows(a), factors = a_scales.contiguous();
   const int64_t m = a.size(0);
   const Rows out = rows_of(c, "output");
   TORCH_CHECK_VALUE(out.size == weight.n && out.count == m, "output has shape ", c.sizes(),
@@ -307,10 +307,10 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
   if (bias) {
     check_same_dtype(*bias, "bias", c, "output");
     check_shape(*bias, {weight.n}, "bias");
-    check_dense_last_dim(*bias, "bias");
   }
+  const at::Tensor added = bias ? bias->contiguous() : at::Tensor();
   if (m == 0) return;
-  const float* scales = typed_data<float>(a_scales, "activation scales");
+  const float* scales = typed_data<float>(factors, "activation scales");
   TORCH_CHECK_VALUE(a_scales.numel() == 1 || a_scales.numel() == m, "activation scales have shape ",
                     a_scales.sizes(), ", expected one, or one per row of ", m, ".");
   const at::Tensor rows = at::empty({m, product_row_bytes(weight, a.element_size())}, at::kByte);
@@ -321,12 +321,13 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
   product.rows = rows.data_ptr();
   product.epilogue.c = out.data;
   product.epilogue.c_stride = out.stride;
-  product.epilogue.bias = bias ? bias->const_data_ptr() : nullptr;
-  const QuantGivenArgs given{quantized.layout, a.const_data_ptr<int8_t>(),    a.stride(0),
-                             scales,           a_scales.numel() == 1 ? 0 : 1, product.quant_rows()};
+  product.epilogue.bias = bias ? added.const_data_ptr() : nullptr;
+  const QuantGivenArgs given{
+      quantized.layout, codes.const_data_ptr<int8_t>(), codes.stride(0),
+      scales,           a_scales.numel() == 1 ? 0 : 1,  product.quant_rows()};
   parallel_slices(m, row_grain(weight.k),
                   [=](Slice slice) { kernels().quantize_given(given, slice); });
-  at::Tensor row_shift;
+  at::Tensor row_shift, column_shift;
   if (azp) {
     const at::Tensor& adjust = azp_adj ? *azp_adj : quantized.column_shift;
     TORCH_CHECK_VALUE(adjust.defined(), "the weight was packed without use_azp.");
@@ -337,7 +338,8 @@ void onednn_scaled_mm(at::Tensor& c, const at::Tensor& a, const at::Tensor& a_sc
     row_shift =
         (a_scales.reshape(-1) * azp->reshape(-1).to(at::kFloat)).neg().expand(m).contiguous();
     product.row_shift = row_shift.const_data_ptr<float>();
-    product.column_shift = typed_data<float>(adjust, "azp_adj");
+    column_shift = adjust.contiguous();
+    product.column_shift = typed_data<float>(column_shift, "azp_adj");
   }
   run_product(product);
 }

@@ -12,7 +12,8 @@ template <class F>
 at::Tensor choose(const at::Tensor& logits, int64_t cost, const F& f) {
   TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(1) > 0,
                     "logits must be [requests, vocabulary], they are ", logits.sizes(), ".");
-  const Rows rows = rows_of(logits, "logits");
+  const at::Tensor dense = with_rows(logits);
+  const Rows rows = rows_of(dense, "logits");
   at::Tensor tokens = at::empty({rows.count}, at::kLong);
   auto* out = tokens.data_ptr<int64_t>();
   const int64_t row_bytes = rows.stride * logits.itemsize();
@@ -34,7 +35,8 @@ at::Tensor greedy_argmax(const at::Tensor& logits) {
 
 at::Tensor fused_gumbel_argmax(const at::Tensor& logits, const at::Tensor& seeds) {
   const DType dtype = dtype_of(logits, "logits");
-  const int64_t* seed = typed_data<int64_t>(seeds, "seeds");
+  const at::Tensor dense = seeds.contiguous();
+  const int64_t* seed = typed_data<int64_t>(dense, "seeds");
   TORCH_CHECK_VALUE(seeds.numel() == logits.size(0), "seeds has ", seeds.numel(), " entries for ",
                     logits.size(0), " rows of logits.");
   return choose(logits, 16, [=](int64_t r, const void* row, int64_t size) {
@@ -154,10 +156,12 @@ void apply_repetition_penalties(at::Tensor& logits, const at::Tensor& prompt_mas
   check_shape(prompt_mask, logits.sizes(), "prompt_mask");
   check_shape(output_mask, logits.sizes(), "output_mask");
   const Rows rows = rows_of(logits, "logits");
-  const bool* in_prompt = typed_data<bool>(prompt_mask, "prompt_mask");
-  const bool* in_output = typed_data<bool>(output_mask, "output_mask");
+  const at::Tensor prompts = prompt_mask.contiguous(), outputs = output_mask.contiguous();
+  const bool* in_prompt = typed_data<bool>(prompts, "prompt_mask");
+  const bool* in_output = typed_data<bool>(outputs, "output_mask");
   check_shape(penalties, {rows.count}, "repetition_penalties");
-  const float* penalty = typed_data<float>(penalties, "repetition_penalties");
+  const at::Tensor factors = penalties.contiguous();
+  const float* penalty = typed_data<float>(factors, "repetition_penalties");
   parallel_slices(rows.count, row_grain(rows.size), [=](Slice slice) {
     for (int64_t r = slice.begin; r < slice.end; ++r) {
       float* x = static_cast<float*>(rows.data) + r * rows.stride;

@@ -16,7 +16,15 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
-from cpu_backend import architectures, envs, ops, positions, providers, speculation
+from cpu_backend import (
+    architectures,
+    envs,
+    ops,
+    positions,
+    providers,
+    sentence_modules,
+    speculation,
+)
 from cpu_backend.attention import kv_dtypes, whole_prompts
 from cpu_backend.errors import ConfigError
 from cpu_backend.host import (
@@ -146,6 +154,7 @@ class CpuBackendPlatform(CpuPlatform):
         cache_dtype = vllm_config.cache_config.cache_dtype
         if vllm_config.model_config is not None:
             architectures.check(vllm_config.model_config)
+            sentence_modules.check(vllm_config.model_config)
             positions.shorten(vllm_config)
             providers.check(vllm_config.model_config.quantization)
             kv_dtypes.check(cache_dtype, vllm_config.model_config.dtype)

@@ -1,8 +1,10 @@
-"""No request is longer than the model's rotary embeddings are right for.
+"""No request is longer than the model's table of positions is right for.
 
 The host reads a table at each token's position without looking where it ends.  With
 ``rope_type`` "dynamic" (Dynamic NTK) it takes requests that are ``factor`` times as long as the
 table, whose angles ``transformers`` makes anew for each length; within the table they are the same.
+RoBERTa's positions begin behind that of padding, and its table ends with rows that no model has
+learned, as the host fills it up.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.cpu_backend")
 
+BEHIND_PADDING = ("roberta", "camembert", "data2vec-text")  # parts of model_type
+
 
 def shorten(config: Any) -> None:
-    """Requests end where the model's rotary embeddings do, unless the user says how long.
+    """Requests end where the model's positions do, unless the user says how long.
 
     config: the host's VllmConfig.  Raises ConfigError where the user asks for more than a model
-    with dual chunks, or with windows in whole prompts, answers right; ``check`` does where a table
-    says it.
+    with dual chunks, with windows in whole prompts or with RoBERTa's positions answers right;
+    ``check`` does where a table of rotary embeddings says it.
     """
     model = config.model_config
     asked = model.original_max_model_len not in (None, -1)
@@ -32,6 +36,8 @@ def shorten(config: Any) -> None:
         longest, need = chunk, "dual chunk attention, which this backend does not have"
     elif window := whole_prompts.window(model):
         longest, need = window, "prompts that see beyond a window, which this backend does not have"
+    elif behind := _positions_behind_padding(model):
+        longest, need = behind, "more positions, of which its table leaves the first ones unused"
     elif not asked and (positions := _dynamic_positions(model)):
         longest, need = positions, "rope_type dynamic scaled by their length, which vLLM has not"
     else:
@@ -76,6 +82,17 @@ def _dynamic_positions(model: Any) -> int | None:
     if rotary.get("rope_type") != "dynamic" or "alpha" in rotary:
         return None
     return getattr(text, "max_position_embeddings", None)
+
+
+def _positions_behind_padding(model: Any) -> int | None:
+    """The positions that RoBERTa and its kin have for tokens, if the model is one of them: those
+    behind that of padding."""
+    text = model.hf_text_config
+    learned = getattr(text, "position_embedding_type", "absolute") == "absolute"
+    if not learned or not any(name in text.model_type for name in BEHIND_PADDING):
+        return None
+    positions: int = text.max_position_embeddings - text.pad_token_id - 1
+    return positions
 
 
 def check(model: torch.nn.Module, longest: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +15,13 @@ from tests.features.endpoints import post
 QUERY = "What is the capital of France?"
 TEXTS = ["Paris is the capital of France.", "Bananas are yellow.", "Berlin lies on the Spree."]
 EXACT = 2e-5
+DIMENSIONS = [64, 200]
 
 
 @pytest.fixture(scope="module")
 def server(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ["--runner", "pooling", "--dtype", "float32", "--max-model-len", "512"]
+    options += ["--hf-overrides", json.dumps({"matryoshka_dimensions": DIMENSIONS})]
     with Server(model_path, tmp_path_factory.mktemp("server") / "log", *options) as running:
         yield running
 
@@ -48,6 +51,21 @@ def test_embeddings(server: Server, embed: Callable[[str], torch.Tensor], path: 
     )
     expected = torch.stack([embed(text) for text in TEXTS])
     torch.testing.assert_close(ours, expected, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("size", DIMENSIONS)
+def test_dimensions(server: Server, embed: Callable[[str], torch.Tensor], size: int) -> None:
+    body = {"model": server.model, "input": TEXTS, "dimensions": size}
+    ours = [item["embedding"] for item in post(server, "/v1/embeddings", body)["data"]]
+    cut = torch.stack([embed(text)[:size] for text in TEXTS])
+    expected = torch.nn.functional.normalize(cut, dim=-1)
+    torch.testing.assert_close(torch.tensor(ours), expected, atol=EXACT, rtol=0)
+
+
+def test_other_dimensions_are_refused(server: Server) -> None:
+    body = {"model": server.model, "input": TEXTS, "dimensions": 65}
+    message = post(server, "/v1/embeddings", body, status=(400,))["error"]["message"]
+    assert "only supports Matryoshka dimensions [64, 200], got 65" in message
 
 
 def test_scores_are_cosines(server: Server, embed: Callable[[str], torch.Tensor]) -> None:

@@ -70,3 +70,9 @@ def check_op(op: Any, arguments: tuple[Any, ...]) -> None:
     not compiled here."""
     tests = ("test_schema", "test_autograd_registration")
     torch.library.opcheck(op, arguments, test_utils=tests)
+
+
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, each in memory as far from the next as another one takes."""
+    result = torch.empty((*x.shape, 2), dtype=x.dtype)[..., 0]
+    return result.copy_(x)

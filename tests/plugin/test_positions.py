@@ -76,6 +76,23 @@ def test_prompts_that_see_themselves_end_at_the_window() -> None:
         positions.shorten(made)
 
 
+def test_positions_of_roberta_begin_behind_that_of_padding() -> None:
+    fields = {"max_position_embeddings": 66, "pad_token_id": 1}
+    for asked, expected in {None: 64, -1: 64, 65: None, 64: 64, 40: 40}.items():
+        made = config({}, asked)
+        vars(made.model_config.hf_text_config).update(model_type="xlm-roberta", **fields)
+        if expected is None:
+            with pytest.raises(ConfigError, match="give --max-model-len 64 or less"):
+                positions.shorten(made)
+        else:
+            positions.shorten(made)
+            assert made.model_config.max_model_len == expected
+    made.model_config.hf_text_config.position_embedding_type = "rotary"
+    made.model_config.max_model_len = 66
+    positions.shorten(made)
+    assert made.model_config.max_model_len == 66
+
+
 @pytest.mark.parametrize("kind", ["default", "dynamic", "linear", "yarn"])
 def test_a_longer_request_than_the_table_is_refused(kind: str) -> None:
     rotary = {**DYNAMIC, "rope_type": kind, "original_max_position_embeddings": 64}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import openai
 import pytest
 
 from tests.ray_serve.cluster import OPTIONS, Endpoint
@@ -21,3 +22,6 @@ def test_embeddings(deploy: Callable[..., Endpoint]) -> None:
 
     assert cosine(cat, cat) == pytest.approx(1, abs=1e-4)
     assert cosine(cat, kitten) > cosine(cat, shares)
+
+    with pytest.raises(openai.BadRequestError, match="does not support Matryoshka"):
+        endpoint.client().embeddings.create(model=endpoint.model, input=texts, dimensions=64)

@@ -1,5 +1,5 @@
 """``python -m tests.zoo.long``: models beside ``transformers`` in requests of tens of thousands of
-tokens.
+tokens; those that embed or classify in ``long_pooling.py``.
 
 What the other tables ask ends at some hundreds.  A request takes minutes here, and a mask of
 ``transformers`` gigabytes, so a command of its own.
@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from tests.zoo import judge, kinds, run
+from tests.zoo import judge, kinds, long_pooling, run
 from tests.zoo.build import Spec, build
+from tests.zoo.pooling_specs import PoolingSpec
 from tests.zoo.run import Answer, Failed, Prompt, Round, forked, generate
 
 SECONDS = 1500  # for one engine, or one pass of transformers
@@ -96,25 +97,30 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def examine(name: str, tokens: int) -> tuple[str, str]:
     """State and words of one architecture."""
-    spec = longer(kinds.find(name)[1], tokens)
+    _, spec = kinds.find(name)
+    judged = long_pooling.examine if isinstance(spec, PoolingSpec) else _generating
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
         try:
-            forked(build, spec, folder)
-            answers = {
-                dtype: forked(ask, folder, dtype, tokens, seconds=SECONDS)
-                for dtype in ("float32", "bfloat16")
-            }
+            return judged(spec, Path(place), tokens)
         except Failed as failed:
             outcome = judge.failure(failed, spec.host, spec.note)
             return outcome.state, outcome.note
-        _, [alone], [again], [_, beside, _], [_, repeated, _] = answers["float32"]
-        try:
-            logprobs, deviations, gaps = forked(
-                exact, folder, spec, tokens, alone.tokens, seconds=SECONDS
-            )
-        except Failed as failed:
-            return "not compared", str(failed)[:300]
+
+
+def _generating(spec: Spec, folder: Path, tokens: int) -> tuple[str, str]:
+    spec = longer(spec, tokens)
+    forked(build, spec, folder)
+    answers = {
+        dtype: forked(ask, folder, dtype, tokens, seconds=SECONDS)
+        for dtype in ("float32", "bfloat16")
+    }
+    _, [alone], [again], [_, beside, _], [_, repeated, _] = answers["float32"]
+    try:
+        logprobs, deviations, gaps = forked(
+            exact, folder, spec, tokens, alone.tokens, seconds=SECONDS
+        )
+    except Failed as failed:
+        return "not compared", str(failed)[:300]
     errors = {
         dtype: (torch.tensor(found[0][0].prompt_logprobs[1 - LAST :]) - logprobs).abs() / deviations
         for dtype, found in answers.items()
@@ -136,7 +142,7 @@ def examine(name: str, tokens: int) -> tuple[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.long", description=__doc__)
-    parser.add_argument("names", nargs="+", help="architectures of text models")
+    parser.add_argument("names", nargs="+", help="architectures of models of text")
     parser.add_argument("--tokens", type=int, default=40_000)
     arguments = parser.parse_args()
     run.prepare()

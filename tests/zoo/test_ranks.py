@@ -15,6 +15,7 @@ from cpu_backend import architectures, host
 from cpu_backend.errors import ConfigError
 
 HALVES = ("Gemma3nForCausalLM", "MiniMaxM2ForCausalLM", "NemotronHForCausalLM")
+LATENTS = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 # Embeddings per layer, weights of another stage, a residual of None, a stage without attention.
 STAGES = ("Gemma4ForCausalLM", "GPT2LMHeadModel", "MiniCPMForCausalLM", "OlmoHybridForCausalLM")
 
@@ -36,6 +37,12 @@ def test_halves_answer_as_one_rank_or_are_refused() -> None:
         **{name: {"right"} for name in HALVES},
         refused: {"refused"},
     }
+
+
+@pytest.mark.slow
+def test_latent_attention_in_halves_answers_as_one_rank() -> None:
+    found = states(LATENTS, "tp")
+    assert {name: ways["tp"][0] for name, ways in found.items()} == dict.fromkeys(LATENTS, "right")
 
 
 def test_stages_answer_as_one_rank_or_are_refused() -> None:
