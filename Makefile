@@ -104,6 +104,8 @@ $(STAMPS)/plugin: $(PLUGIN_SOURCES) $(STAMPS)/compiler $(STAMPS)/host $(STAMPS)/
 
 # One for each minor version of torch that the wheel serves; their headers come from the index.
 WHEEL_TORCH ?= 2.13.0 $(OTHER_TORCH)
+# Whose wheel: make wheel MACHINE=aarch64 takes the cross compiler that tools/aarch64.cmake names.
+MACHINE ?= $(shell uname -m)
 
 $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/venv
 	$(call step,installing requirements/wheel.txt,$(PIP) install -q -r $<)
@@ -111,7 +113,7 @@ $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/venv
 
 .PHONY: wheel
 wheel: $(STAMPS)/compiler $(STAMPS)/wheel  ## build one wheel for torch 2.13 and 2.14 into dist/
-	$(call step,building the wheel for torch $(WHEEL_TORCH),$(BIN)/python -m tools.wheel $(WHEEL_TORCH) --pip-args='$(TORCH_PIP_ARGS)')
+	$(call step,building the wheel for torch $(WHEEL_TORCH) on $(MACHINE),$(BIN)/python -m tools.wheel $(WHEEL_TORCH) --machine=$(MACHINE) --pip-args='$(TORCH_PIP_ARGS)')
 	@tail -n 1 $(STAMPS)/log
 
 # ---- running -----------------------------------------------------------------------------------
@@ -236,9 +238,10 @@ ipex-test: $(STAMPS)/build $(STAMPS)/compiler  ## test Intel Extension for PyTor
 	@$(REPORT) run "provider ipex" tests/try_ipex.sh $(PYTHON)
 
 # Not part of test-all: the host for another CPU (3 GB), and 19 minutes.
-aarch64-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/wheel  ## run the whole plugin on an emulated ARM server
+aarch64-test: $(STAMPS)/plugin $(STAMPS)/test  ## run the whole plugin on an emulated ARM server
 	@$(REPORT) run --needs aarch64-linux-gnu-g++ --needs qemu-aarch64-static --needs apt-get \
-		"emulated ARM server" tests/try_aarch64.sh $(TORCH_VERSION) $(VLLM_VERSION)
+		"emulated ARM server" bash -c '$(MAKE) --no-print-directory wheel MACHINE=aarch64 \
+		&& tests/try_aarch64.sh $(TORCH_VERSION) $(VLLM_VERSION)'
 
 lint: $(STAMPS)/lint $(STAMPS)/host  ## check formatting, style and types
 	@echo "ruff check"; $(BIN)/ruff check --quiet .

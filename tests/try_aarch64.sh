@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# try_aarch64.sh TORCH VLLM: what the owner of an ARM server would do, on an emulated one.  Builds the
-# wheel with a cross compiler, installs it beside torch and the host for ARM into build/aarch64, asks
-# the demo model a question, in one process and over HTTP, and runs tests of the ops there for as long
-# as AARCH64_SECONDS (600).
+# try_aarch64.sh TORCH VLLM: what the owner of an ARM server would do, on an emulated one.  Installs
+# the wheel that `make wheel MACHINE=aarch64` has left in dist/ beside torch and the host for ARM into
+# build/aarch64, asks the demo model a question, in one process and over HTTP, and runs tests of the
+# ops there for as long as AARCH64_SECONDS (600).
 # Every part prints its seconds.  Needs .venv, whose versions of the host's packages it takes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,14 +11,10 @@ python=$PWD/.venv/bin/python
 arm() { PYTHONPATH=. HF_HUB_OFFLINE=1 "$root/usr/bin/python" "$@"; }
 part() { printf -- '--- %s: %d s\n' "$1" "$SECONDS"; SECONDS=0; }
 
-"$python" -m tools.aarch64 "$root" "$1" "$2"
-part "system, torch and host"
-"$python" -m tools.wheel "$root/usr/local/lib/python3.11/dist-packages/torch" \
-  --machine aarch64 --output build/aarch64/wheel
-part "wheel"
-"$python" -m tools.aarch64 "$root" "$1" "$2" build/aarch64/wheel/*.whl
+"$python" -m tools.aarch64 "$root" "$1" "$2" dist/*_aarch64.whl
+part "system, torch, host and the wheel"
 arm -m cpu_backend.info | grep -E "^(version|instruction set|built for torch) "
-part "installing it, and what it says of this CPU"
+part "what it says of this CPU"
 if [ -n "${AARCH64_ZOO:-}" ]; then
   read -ra models <<< "$AARCH64_ZOO"
   ZOO_PYTHON=$root/usr/bin/python HF_HUB_OFFLINE=1 "$python" -m tests.zoo "${models[@]}"

@@ -38,7 +38,7 @@ PATH=$with_compilers PYTHONPATH=. "$python" -m tools.cuda_stubs "$environment"
 list=requirements/host_${vllm%.*}.txt
 [ -e "$list" ] || list=requirements/host.txt
 pip -r "$list" gguf==0.19.0 # which reads the demo model's package
-pip dist/*.whl
+pip dist/*_"$(uname -m)".whl
 # What pip takes along with a package might be another torch, and CUDA's libraries with it.
 said=$(python -c 'from importlib.metadata import version as v; print("torch", v("torch"), "vllm", v("vllm"))')
 if [[ ! "$said" =~ ^"torch $torch"(\+cpu)?" vllm $vllm"$ ]]; then

@@ -23,4 +23,18 @@ constexpr int64_t kCacheLine = 64;
 // large as a multiple of it, consists of whole pages on all of them.
 constexpr int64_t kLargestPage = 64 * 1024;
 
+// Where memory of so many bytes begins in order to hold pages of `large` bytes (a power of two, or
+// 0): at a multiple of that; where it holds none, of the largest power of two in it, as a CPU may
+// still take a few small pages side by side for one (2 MiB of Arm's 64 KiB).
+constexpr int64_t large_page_alignment(int64_t bytes, int64_t large) {
+  while (large > bytes) large /= 2;
+  return large > kLargestPage ? large : kLargestPage;
+}
+
+// And how much it is: whole pages of `large` bytes, if the last one is a small part of all.
+constexpr int64_t large_page_size(int64_t bytes, int64_t large) {
+  const int64_t page = large > kLargestPage && large <= bytes / 16 ? large : kLargestPage;
+  return (bytes + page - 1) / page * page;
+}
+
 }  // namespace cpu_backend

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "system/system.h"
 
@@ -62,6 +63,12 @@ std::string bind_memory(const std::vector<int64_t>& nodes) {
 }
 
 void advise_large_pages(void* memory, size_t bytes) { madvise(memory, bytes, MADV_HUGEPAGE); }
+
+int64_t large_page_bytes() {
+  int64_t bytes = 0;
+  std::ifstream("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") >> bytes;
+  return bytes;
+}
 
 void discard(void* memory, size_t bytes) { madvise(memory, bytes, MADV_DONTNEED); }
 

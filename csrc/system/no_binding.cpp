@@ -13,4 +13,6 @@ std::string bind_memory(const std::vector<int64_t>& /*nodes*/) {
 
 void advise_large_pages(void* /*memory*/, size_t /*bytes*/) {}
 
+int64_t large_page_bytes() { return 0; }
+
 }  // namespace cpu_backend::system

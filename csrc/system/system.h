@@ -34,6 +34,10 @@ std::string bind_memory(const std::vector<int64_t>& nodes);
 // Memory that is going to be read front to back: larger pages, where there are some.
 void advise_large_pages(void* memory, size_t bytes);
 
+// The size of these, which begin at its multiples; 0 where the system has none or does not tell.
+// Linux has 2 MiB where pages are of 4 KiB, 32 MiB where they are of 16, 512 MiB where of 64.
+int64_t large_page_bytes();
+
 // What is in these whole pages is not needed any more.  It may change, and the pages may go back to
 // the system until they are written again.
 void discard(void* memory, size_t bytes);

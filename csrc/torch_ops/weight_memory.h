@@ -2,7 +2,8 @@
 //
 // A weight is read front to back in every step.  With 4 KiB pages the prefetcher stops and the TLB
 // is asked at every page; with 2 MiB pages hardly ever.  Weights of small models are smaller than
-// one huge page, so they share chunks that are aligned to one.
+// one huge page, so they share chunks that are aligned to one.  Where one is of 512 MiB (Arm's
+// kernels with pages of 64 KiB) chunks stay as small, and only weights of that size get one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -27,15 +28,14 @@ class WeightMemory {
   }
 
  private:
-  static constexpr int64_t kHugePage = int64_t{2} << 20;
-  static constexpr int64_t kChunkBytes = 16 * kHugePage;
+  static constexpr int64_t kChunkBytes = int64_t{32} << 20;
 
   struct Chunk {
     char* data;
     int64_t size, used = 0;
 
-    explicit Chunk(int64_t bytes)
-        : data(static_cast<char*>(std::aligned_alloc(kHugePage, bytes))), size(bytes) {
+    Chunk(int64_t bytes, int64_t alignment)
+        : data(static_cast<char*>(std::aligned_alloc(alignment, bytes))), size(bytes) {
       TORCH_CHECK_WITH(OutOfMemoryError, data, "out of memory for ", bytes, " bytes of weights.");
       system::advise_large_pages(data, static_cast<size_t>(bytes));
     }
@@ -48,7 +48,8 @@ class WeightMemory {
     const std::lock_guard lock(mutex_);
     std::shared_ptr<Chunk> chunk = chunk_;
     if (!chunk || chunk->used + bytes > chunk->size) {
-      chunk = std::make_shared<Chunk>(round_up(std::max(bytes, kChunkBytes), kHugePage));
+      const int64_t size = large_page_size(std::max(bytes, kChunkBytes), large_page_);
+      chunk = std::make_shared<Chunk>(size, large_page_alignment(size, large_page_));
       if (bytes < kChunkBytes) chunk_ = chunk;
     }
     char* data = chunk->data + chunk->used;
@@ -56,6 +57,7 @@ class WeightMemory {
     return at::from_blob(data, {count}, [chunk](void*) {}, options);
   }
 
+  const int64_t large_page_ = system::large_page_bytes();
   std::mutex mutex_;
   std::shared_ptr<Chunk> chunk_;  // the one that small weights share
 };

@@ -3,6 +3,8 @@
 // (CPU_BACKEND_EXPECTED_SYSTEM=other).
 #include "system/system.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -90,6 +92,42 @@ void test_discarded_pages_can_be_written_again() {
 }
 const Registration c("system/test_discarded_pages_can_be_written_again",
                      test_discarded_pages_can_be_written_again);
+
+// Pages of 4, 16 and 64 KiB have large ones of 2, 32 and 512 MiB; 0 are none.
+void test_memory_for_large_pages_holds_them_and_wastes_little() {
+  constexpr int64_t kMiB = 1 << 20;
+  for (const int64_t large : {int64_t{0}, kMiB, 2 * kMiB, 32 * kMiB, 512 * kMiB})
+    for (const int64_t bytes : {int64_t{1}, 32 * kMiB, 33 * kMiB + 64, 600 * kMiB, 9000 * kMiB}) {
+      const int64_t size = large_page_size(bytes, large);
+      const int64_t alignment = large_page_alignment(size, large);
+      const auto says = [&](bool holds, const char* what) {
+        expect(holds, "%lld bytes, pages of %lld: %s", static_cast<long long>(bytes),
+               static_cast<long long>(large), what);
+      };
+      says(size >= bytes && size % kLargestPage == 0, "another size");
+      says(size - bytes <= std::max(kLargestPage, bytes / 16), "much is wasted");
+      says(alignment % kLargestPage == 0 && (alignment & (alignment - 1)) == 0, "a part of a page");
+      says(alignment <= std::max(size, kLargestPage), "aligned to more than there is");
+      if (large && large <= bytes) says(alignment == large, "does not begin at a large page");
+      if (bytes >= 32 * kMiB && large >= 2 * kMiB) says(alignment >= 2 * kMiB, "less than 2 MiB");
+    }
+}
+const Registration f("system/test_memory_for_large_pages_holds_them_and_wastes_little",
+                     test_memory_for_large_pages_holds_them_and_wastes_little);
+
+#if defined(__linux__)
+void test_large_pages_are_those_that_the_system_tells() {
+  long long told = 0;
+  if (FILE* const file = fopen("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "r")) {
+    expect(fscanf(file, "%lld", &told) == 1, "the file has no number");
+    fclose(file);
+  }
+  const long long bytes = system::large_page_bytes();
+  expect(bytes == (is_other() ? 0 : told), "it says %lld, the system %lld", bytes, told);
+}
+const Registration g("system/test_large_pages_are_those_that_the_system_tells",
+                     test_large_pages_are_those_that_the_system_tells);
+#endif
 
 void test_stack_holds_the_variables_of_its_thread_alone() {
   const int mine = 0;

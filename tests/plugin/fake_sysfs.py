@@ -107,32 +107,42 @@ def write_machine(
     numa_files: bool = True,
     topology_files: bool = True,
     near: int = 12,
+    memory_only: Mapping[int, float] | None = None,
 ) -> FakeMachine:
     """Write the tree for ``cpus``; each node has ``node_gib`` in total and 3/4 of it available.
 
-    Nodes of one package are ``near`` to each other, others far.
+    Nodes of one package are ``near`` to each other, others far.  ``memory_only`` are nodes without
+    CPUs and their GiB.
     """
     machine = FakeMachine(root)
     base = "sys/devices/system"
     machine.write(f"{base}/cpu/online", format_cpu_list(cpu.id for cpu in cpus))
-    nodes = sorted({cpu.node for cpu in cpus})
+    gib = dict.fromkeys((cpu.node for cpu in cpus), node_gib) | dict(memory_only or {})
     for cpu in cpus:
         if topology_files:
             _write_cpu(machine, f"{base}/cpu/cpu{cpu.id}", cpu, cpus)
-    for node in nodes if numa_files else ():
+    for node in sorted(gib) if numa_files else ():
         ids = format_cpu_list(cpu.id for cpu in cpus if cpu.node == node)
         machine.write(f"{base}/node/node{node}/cpulist", ids)
-        machine.write(f"{base}/node/node{node}/meminfo", _node_meminfo(node, node_gib))
-        machine.write(f"{base}/node/node{node}/distance", _distances(node, cpus, near))
-    total = node_gib * len(nodes)
+        machine.write(f"{base}/node/node{node}/meminfo", _node_meminfo(node, gib[node]))
+        distances = _distances(node, sorted(gib), cpus, near)
+        machine.write(f"{base}/node/node{node}/distance", distances)
+    total = sum(gib.values())
     machine.write("proc/meminfo", _meminfo(total, total * 3 / 4))
     return machine
 
 
-def _distances(node: int, cpus: Sequence[FakeCpu], near: int) -> str:
-    package = {cpu.node: cpu.package for cpu in cpus}
-    to = (10 if n == node else near if package[n] == package[node] else 32 for n in sorted(package))
-    return " ".join(map(str, to))
+def _distances(node: int, nodes: Sequence[int], cpus: Sequence[FakeCpu], near: int) -> str:
+    package = dict.fromkeys(nodes) | {cpu.node: cpu.package for cpu in cpus}
+
+    def to(other: int) -> int:
+        if other == node:
+            return 10
+        if package[other] is None or package[node] is None:
+            return 80
+        return near if package[other] == package[node] else 32
+
+    return " ".join(str(to(other)) for other in nodes)
 
 
 def _write_cpu(machine: FakeMachine, place: str, cpu: FakeCpu, cpus: Sequence[FakeCpu]) -> None:

@@ -1,26 +1,77 @@
 """Machines as data: one JSON file each in ``machines/``, beside the plans expected for them.
 
-A file lists clusters of cores (with the CPU numbers that the kernel gives them), the limits of the
-process, and the command lines to plan.  ``<name>.txt`` is what these commands print.
+A file lists clusters of cores (with the CPU numbers that the kernel gives them), nodes that have
+memory alone, the limits of the process, the command lines to plan and the model to size the KV
+cache for.  ``<name>.txt`` is what these commands print, and the sizes.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.layout import Layout, describe
-from cpu_backend.runtime.plan import Machine, ThreadSettings
-from cpu_backend.runtime.sysfs import parse_cpu_list
+from cpu_backend.runtime.memory import (
+    GIB,
+    MemoryStatus,
+    largest_step_bytes,
+    plan_kv_bytes,
+    read_memory_status,
+)
+from cpu_backend.runtime.plan import Machine, ThreadPlan, ThreadSettings
+from cpu_backend.runtime.sysfs import format_cpu_list, parse_cpu_list
 from cpu_backend.runtime.topology import read_limits, read_topology
 from tests.plugin.fake_sysfs import FakeCpu, FakeMachine, write_machine
 
 FOLDER = Path(__file__).parent / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 SIZES = {"-tp": "tensor", "-pp": "pipeline", "-dp": "data"}
+PROGRAM_BYTES = int(0.46 * GIB)  # of an engine's process before the model is made
+
+
+@dataclass(frozen=True)
+class Model:
+    """A dense decoder in bf16, by its config.json; ``weights`` is its number of parameters."""
+
+    weights: int
+    layers: int
+    hidden: int
+    intermediate: int
+    kv_heads: int
+    head_dim: int
+    max_len: int
+
+    def kv_cache(self, status: MemoryStatus, layout: Layout) -> str:
+        """The sentence of one rank's log, of a server with the host's defaults.
+
+        status: its share of the memory before it loads anything.
+        """
+        if self.kv_heads % layout.tensor:
+            return f"{self.kv_heads} KV heads cannot be cut into {layout.tensor} parts"
+        ranks = layout.tensor * layout.pipeline
+        used = 2 * self.weights // ranks + PROGRAM_BYTES
+        left = MemoryStatus(status.total, max(0, status.available - used), status.limited_by)
+        token = 2 * 2 * self.head_dim * self.kv_heads * self.layers // ranks
+        widest = self.intermediate // layout.tensor
+        try:
+            return plan_kv_bytes(
+                None,
+                left,
+                useful_bytes=128 * ranks * self.max_len * token,
+                step_bytes=largest_step_bytes(2048 * ranks, self.hidden, widest, 2),
+            ).explanation
+        except ConfigError as error:
+            return f"error: {error}"
+
+
+MODELS = {
+    "SmolLM2-135M": Model(134_515_008, 30, 576, 1536, 3, 64, 8192),
+    "Llama-3.1-8B": Model(8_030_261_248, 32, 4096, 14336, 8, 128, 131072),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +80,7 @@ class Recorded:
 
     name: str
     about: str
+    model: str
     commands: list[dict[str, Any]]
     tree: FakeMachine
     affinity: tuple[int, ...] | None
@@ -43,11 +95,12 @@ class Recorded:
             node_gib=data.get("node_gib", 64),
             numa_files=data.get("numa_files", True),
             near=data.get("near", 12),
+            memory_only={int(node): gib for node, gib in data.get("memory_only", {}).items()},
         )
         if "cgroup" in data:
             tree.write_cgroup(data["cgroup"]["self"], data["cgroup"]["files"])
         affinity = parse_cpu_list(data["affinity"]) if "affinity" in data else None
-        return cls(name, data["about"], data["commands"], tree, affinity)
+        return cls(name, data["about"], data["model"], data["commands"], tree, affinity)
 
     def machine(self, environ: dict[str, str]) -> Machine:
         declared = environ.get("CPU_BACKEND_NUMA", "")
@@ -64,11 +117,36 @@ class Recorded:
             taken = frozenset(parse_cpu_list(command.get("taken", "")))
             words = [*(f"{k}='{v}'" for k, v in environ.items()), "info --plan"]
             text.append(f"\n$ {' '.join([*words, command.get('options', '')]).strip()}")
+            layout = _layout(command.get("options", ""))
             try:
-                text += describe(self.machine(environ), _layout(command.get("options", "")), taken)
+                machine = self.machine(environ)
+                text += describe(machine, layout, taken)
             except ConfigError as error:
                 text.append(f"error: {error}")
+            else:
+                text += self._memory(machine.plan(layout.ranks, taken), layout)
         return "\n".join(text) + "\n"
+
+    def status(self, plan: ThreadPlan, ranks: int) -> MemoryStatus:
+        """What the rank's worker reads."""
+        return read_memory_status(
+            plan.memory_nodes,
+            self.tree.sysfs,
+            self.tree.procfs,
+            local_ranks=ranks,
+            node_ranks=plan.node_ranks,
+        )
+
+    def _memory(self, plans: Sequence[ThreadPlan], layout: Layout) -> list[str]:
+        """What ranks log of their KV caches, those together that log the same."""
+        said: dict[str, list[int]] = {}
+        for rank, plan in enumerate(plans):
+            status = self.status(plan, layout.ranks)
+            said.setdefault(MODELS[self.model].kv_cache(status, layout), []).append(rank)
+        return [
+            f"memory   rank {format_cpu_list(ranks)}, {self.model} in bf16: {text}"
+            for text, ranks in said.items()
+        ]
 
 
 def _layout(options: str) -> Layout:

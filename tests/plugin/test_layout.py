@@ -10,8 +10,9 @@ import pytest
 
 from cpu_backend.errors import ConfigError
 from cpu_backend.runtime.layout import Layout, advise
-from cpu_backend.runtime.plan import Machine, ThreadSettings, cpus_apart
-from cpu_backend.runtime.topology import read_topology
+from cpu_backend.runtime.memory import GIB, read_memory_status
+from cpu_backend.runtime.plan import BIND_ENV, Machine, ThreadSettings, cpus_apart
+from cpu_backend.runtime.topology import DECLARED_ENV, read_topology
 from tests.plugin.fake_sysfs import FakeCpu, epyc_nps4, graviton, write_machine, xeon_snc4
 from tests.plugin.recorded import FOLDER, NAMES, Recorded
 
@@ -43,10 +44,32 @@ def test_no_cpu_computes_for_two_ranks(name: str, tmp_path: Path) -> None:
         assert len({plan.num_threads for plan in plans}) <= 2
 
 
+@pytest.mark.parametrize("name", ["grace_hopper_gh200", "grace_blackwell_gb200"])
+@pytest.mark.parametrize("bind", ["auto", "nobind", "all"])
+@pytest.mark.parametrize("declared", ["", "0-35|36-71"])
+def test_memory_is_planned_on_nodes_with_cpus_alone(
+    name: str, bind: str, declared: str, tmp_path: Path
+) -> None:
+    recorded = Recorded.load(name, tmp_path)
+    nodes = read_topology(recorded.tree.sysfs, recorded.tree.procfs).nodes
+    with_cpus = {node.id for node in nodes if node.cpus}
+    assert len(with_cpus) < len(nodes)
+    machine = recorded.machine({BIND_ENV: bind, DECLARED_ENV: declared})
+    for ranks in (1, 2):
+        for plan in machine.plan(ranks):
+            assert plan.memory_nodes  # else the system takes what is left anywhere
+            assert set(plan.memory_nodes) <= with_cpus
+            share = len(plan.memory_nodes) * 480 * GIB // plan.node_ranks
+            assert recorded.status(plan, ranks).total <= share
+    whole = read_memory_status((), recorded.tree.sysfs, recorded.tree.procfs)
+    assert whole.total == len(with_cpus) * 480 * GIB
+    assert whole.available == whole.total * 3 // 4
+
+
 def test_every_needed_machine_is_recorded() -> None:
     assert {"xeon_8480_snc4", "epyc_9654_nps1", "epyc_7763_nps2", "epyc_7713_nps4"} <= set(NAMES)
     assert {"graviton3", "core_ultra_155h", "container_quota_3", "z16_two_books"} <= set(NAMES)
-    assert "vm_without_numa_files" in NAMES
+    assert {"vm_without_numa_files", "grace_72", "grace_hopper_gh200"} <= set(NAMES)
 
 
 @pytest.mark.parametrize(

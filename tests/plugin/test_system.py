@@ -91,7 +91,7 @@ def test_memory_where_the_c_library_does_not_tell_what_is_free(
 ) -> None:
     names = {name: at for name, at in os.sysconf_names.items() if name != "SC_AVPHYS_PAGES"}
     monkeypatch.setattr(os, "sysconf_names", names)
-    memory = read_machine_memory(tmp_path)
+    memory = read_machine_memory(tmp_path, tmp_path)
     assert memory.available == memory.total > 0
 
 

@@ -56,10 +56,10 @@ def test_a_run_of_the_kernel_tests_says_where_they_ran(
     said = ran_on(tmp_path / "native", "scalar", "s390x")
     assert said == "natively: scalar; only compiled: vxe"
     said = ran_on(tmp_path / "emulated", "vxe", "s390x", "/usr/bin/qemu-s390x-static")
-    assert said == "emulated by qemu-s390x: vxe on max; only compiled: scalar"
+    assert said == "emulated by qemu-s390x: vxe on max,vxeh2=off; only compiled: scalar"
     lines = list(report.tables())
     assert "  scalar  natively" in lines
-    assert "  vxe     qemu-s390x (max)" in lines
+    assert "  vxe     qemu-s390x (max,vxeh2=off)" in lines
 
 
 def test_a_target_that_was_not_tested_is_told(

@@ -151,7 +151,7 @@ def test_single_node_is_no_choice_of_memory(tmp_path: Path) -> None:
 
 
 def test_machine_memory_without_meminfo_is_still_known(tmp_path: Path) -> None:
-    memory = read_machine_memory(tmp_path)
+    memory = read_machine_memory(tmp_path, tmp_path)
     assert 0 < memory.available <= memory.total
 
 

@@ -108,8 +108,11 @@ def _machine(machine: Machine) -> str:
     parts = [_count(len({(c.book, c.package) for c in topology.cpus}), "package")]
     if books > 1:
         parts.append(_count(books, "book"))
+    with_cpus = sum(bool(node.cpus) for node in topology.nodes)
     if topology.kind != "book":
-        parts.append(_count(len(topology.nodes), topology.kind))
+        parts.append(_count(with_cpus, topology.kind))
+    if without := len(topology.nodes) - with_cpus:
+        parts.append(f"{without} without CPUs")
     parts += [
         _count(caches, "last-level cache"),
         _count(len(topology.smt_siblings), "core"),

@@ -24,6 +24,8 @@ GIB = 1 << 30
 MARGIN_OF_TOTAL = 0.10
 MARGIN_MIN_BYTES = GIB
 MARGIN_MAX_OF_AVAILABLE = 0.25
+# What processes come to own of the memory that they share after a fork.
+UNSHARED = 128 << 20
 
 Limiter = Literal["cgroup", "node", "machine"]
 
@@ -84,7 +86,7 @@ def read_memory_status(
     sources: list[tuple[Limiter, Memory | None, int]] = [
         ("cgroup", read_cgroup_memory(sysfs, procfs), local_ranks),
         ("node", read_nodes_memory(nodes, sysfs), node_ranks),
-        ("machine", read_machine_memory(procfs), local_ranks),
+        ("machine", read_machine_memory(sysfs, procfs), local_ranks),
     ]
     # An unlimited v1 cgroup reports about 2**63 bytes and therefore never wins.
     shares = [
@@ -141,6 +143,12 @@ def plan_kv_bytes(
             f" model, give the process more memory, or set {KVCACHE_ENV}."
         )
     return KvBudget(caps[cap], f"KV cache {_gib(caps[cap])}: {cap}; {state}.")
+
+
+def largest_step_bytes(tokens: int, hidden: int, widest: int, itemsize: int) -> int:
+    """About what the largest step, of so many tokens, takes beside the KV cache: a few rows of the
+    hidden size per token, and of the rank's part of the widest layer's; and :data:`UNSHARED`."""
+    return tokens * (6 * hidden + 3 * widest) * itemsize + UNSHARED
 
 
 def media_cache_gib(status: MemoryStatus) -> float:

@@ -312,7 +312,8 @@ class _Planner:
     def _memory(self, nodes: list[int | None], rank: int) -> tuple[int, tuple[int, ...]]:
         """How many ranks, which live on ``nodes``, share the memory of this one, and its nodes."""
         homes_of: dict[int | None, tuple[int, ...]] = {n.id: n.homes for n in self.topology.nodes}
-        homes = [homes_of.get(node, ()) for node in nodes]
+        homes_of[None] = self.topology.homes
+        homes = [homes_of[node] for node in nodes]
         mine = homes[rank]
         sharing = sum(not set(mine).isdisjoint(other) or not (mine or other) for other in homes)
         return sharing, mine

@@ -50,7 +50,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One node of the plan; ``cpus`` is empty for memory-only nodes.
+    """One node of the plan; ``cpus`` is empty for memory-only nodes (a GPU's, an expander's).
 
     ``homes`` are the kernel's NUMA nodes to take memory from; empty where that is no choice, as
     on a machine with only one.
@@ -63,11 +63,16 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class Topology:
-    """All online CPUs by id and all nodes by id; at least one of each. ``kind`` names the nodes."""
+    """All online CPUs by id and all nodes by id; at least one of each. ``kind`` names the nodes.
+
+    ``homes`` are the kernel's nodes with CPUs, from which ranks that span nodes take memory; empty
+    where that is no choice, as all have CPUs.
+    """
 
     cpus: tuple[Cpu, ...]
     nodes: tuple[NumaNode, ...]
     kind: str = "NUMA node"
+    homes: tuple[int, ...] = ()
 
     @cached_property
     def by_id(self) -> dict[int, Cpu]:
@@ -104,7 +109,9 @@ def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = ""
     node_of = {cpu: node for node in nodes for cpu in node.cpus}
     speeds = _read_speeds(base, ids)
     cpus = (_read_cpu(base, cpu, node_of.get(cpu, nodes[0]), speeds.get(cpu, 0)) for cpu in ids)
-    topology = Topology(tuple(cpus), nodes)
+    with_cpus = tuple(node.id for node in nodes if node.cpus)
+    homes = with_cpus if len(with_cpus) < len(nodes) else ()
+    topology = Topology(tuple(cpus), nodes, homes=homes)
     if declared.strip():
         return _regroup(topology, _declared_groups(topology, declared), "declared node")
     books: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -113,7 +120,7 @@ def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = ""
     if len(nodes) == 1 and len(books) > 1:
         return _regroup(topology, [books[book] for book in sorted(books)], "book")
     domains = _memory_domains(topology, sysfs)
-    if len(domains) < sum(bool(node.cpus) for node in nodes):
+    if len(domains) < len(with_cpus):
         return _regroup(topology, domains, "memory domain")
     return topology
 
@@ -145,11 +152,16 @@ def read_limits(
     )
 
 
-def read_machine_memory(procfs: Path = PROCFS) -> Memory:
-    """The whole machine's memory; where /proc/meminfo is missing, what the C library knows."""
+def read_machine_memory(sysfs: Path = SYSFS, procfs: Path = PROCFS) -> Memory:
+    """The machine's memory, less that of nodes without CPUs, on which nothing is planned; where
+    /proc/meminfo is missing, what the C library knows."""
     memory = read_meminfo(procfs / "meminfo")
     if memory is not None:
-        return memory
+        nodes = _read_nodes(_online_cpus(sysfs / "devices/system/cpu", procfs), sysfs)
+        apart = read_nodes_memory((node.id for node in nodes if not node.cpus), sysfs)
+        if apart is None:
+            return memory
+        return Memory(memory.total - apart.total, max(0, memory.available - apart.available))
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     pages = os.sysconf("SC_PHYS_PAGES")
     # macOS does not tell what is free; what lies in caches can be had as well.
@@ -205,7 +217,8 @@ def _regroup(topology: Topology, groups: list[tuple[int, ...]], kind: str) -> To
         chosen = tuple(sorted(homes)) if homes < all_homes else ()
         nodes.append(NumaNode(node_id, tuple(sorted(group)), chosen))
         cpus += [replace(cpu, numa_node=node_id) for cpu in members]
-    return Topology(tuple(sorted(cpus, key=lambda cpu: cpu.id)), tuple(nodes), kind)
+    by_id = tuple(sorted(cpus, key=lambda cpu: cpu.id))
+    return Topology(by_id, tuple(nodes), kind, topology.homes)
 
 
 def _memory_domains(topology: Topology, sysfs: Path) -> list[tuple[int, ...]]:

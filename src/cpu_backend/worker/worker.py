@@ -36,8 +36,6 @@ from cpu_backend.worker.model_runner import CPUModelRunner
 
 logger = init_logger("vllm.cpu_backend")
 
-UNSHARED = 128 << 20
-
 
 class CPUWorker(Worker):
     """The host's worker with everything about the device replaced."""
@@ -133,16 +131,13 @@ class CPUWorker(Worker):
         return per_request * self.scheduler_config.max_num_seqs
 
     def _step_bytes(self) -> int:
-        """About what the largest step writes beside the KV cache: a few rows of the hidden size per
-        token, and of the feed-forward network's; and what the processes come to own of the memory
-        that they share after a fork."""
         model = self.model_config
         hidden = model.get_hidden_size()
         wide = getattr(model.hf_text_config, "intermediate_size", None) or 4 * hidden
         widest = max(wide) if isinstance(wide, (list, tuple)) else wide
-        row = 6 * hidden + 3 * widest // self.parallel_config.tensor_parallel_size
         tokens = self.scheduler_config.max_num_batched_tokens
-        return tokens * row * model.dtype.itemsize + UNSHARED
+        part = widest // self.parallel_config.tensor_parallel_size
+        return memory.largest_step_bytes(tokens, hidden, part, model.dtype.itemsize)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Allocate the cache and say how it was sized; encoders and some classifiers have none."""
