@@ -4,7 +4,7 @@
 // the control register says; the generic definitions are what the tests run and compare with.
 #pragma once
 
-#include "isa/vec.h"
+#include "isa/codes.h"
 
 #if defined(CPU_BACKEND_BF16_PAIRS)
 
@@ -57,6 +57,30 @@ CPU_BACKEND_INLINE VecU joined_bf16(Vec first, Vec second) {
   const VecU high = as_bits(kFirstIsLow ? second : first);
   return (low >> 16) | (high & 0xffff0000u);
 }
+
+// A word of each lane, in bf16, which holds every number of fp8.
+CPU_BACKEND_INLINE VecU load_bf16_pairs(const bf16_t* p) { return load_raw<VecU>(p); }
+template <class Code>
+CPU_BACKEND_INLINE VecU load_bf16_pairs(const Code* p) {
+  const auto pairs = load_pairs(p);
+  return joined_bf16(first_of_pair(pairs), second_of_pair(pairs));
+}
+#if defined(__AVX512BW__)
+// The same in half of the instructions.  With its bits moved to where bf16 has them, and 112 added
+// to the exponent, whose bits are zero there, a number is what load() makes of it; but for the
+// subnormal ones, for which a table has what makes the difference.
+constexpr uint16_t kSubnormal[32] = {0x0000,          0x3700 ^ 1 << 4, 0x3780 ^ 2 << 4,
+                                     0x37c0 ^ 3 << 4, 0x3800 ^ 4 << 4, 0x3820 ^ 5 << 4,
+                                     0x3840 ^ 6 << 4, 0x3860 ^ 7 << 4};
+CPU_BACKEND_INLINE VecU load_bf16_pairs(const fp8_t* p) {
+  constexpr uint16_t kNormal = 112 << 7, kKept = 0x87f0;
+  const __m512i words = (__m512i)load_pairs(reinterpret_cast<const int8_t*>(p));
+  const __mmask32 subnormal = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x78));
+  const __m512i added = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(kNormal), subnormal, words,
+                                                      load_raw<__m512i>(kSubnormal));
+  return (VecU)((_mm512_slli_epi16(words, 4) & _mm512_set1_epi16((int16_t)kKept)) ^ added);
+}
+#endif
 
 }  // namespace CPU_BACKEND_NAMESPACE
 

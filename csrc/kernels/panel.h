@@ -201,29 +201,6 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
 }
 
 #if defined(CPU_BACKEND_BF16_PAIRS)
-// A word of each lane, in bf16, which holds every number of 8 bits.
-CPU_BACKEND_INLINE VecU load_bf16_pairs(const bf16_t* p) { return load_raw<VecU>(p); }
-template <class Code>
-CPU_BACKEND_INLINE VecU load_bf16_pairs(const Code* p) {
-  const auto pairs = load_pairs(p);
-  return joined_bf16(first_of_pair(pairs), second_of_pair(pairs));
-}
-#if defined(__AVX512BW__)
-// The same in half of the instructions: e4m3's exponent in bf16's wider field is 2^-112 too small,
-// whose exponent is added by setting bits that are zero; subnormal numbers come out of a table.
-constexpr uint16_t kSubnormal[32] = {0x0000,          0x3700 ^ 1 << 4, 0x3780 ^ 2 << 4,
-                                     0x37c0 ^ 3 << 4, 0x3800 ^ 4 << 4, 0x3820 ^ 5 << 4,
-                                     0x3840 ^ 6 << 4, 0x3860 ^ 7 << 4};
-CPU_BACKEND_INLINE VecU load_bf16_pairs(const fp8_t* p) {
-  constexpr uint16_t kNormal = 112 << 7, kKept = 0x87f0;
-  const __m512i words = (__m512i)load_pairs(reinterpret_cast<const int8_t*>(p));
-  const __mmask32 subnormal = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x78));
-  const __m512i added = _mm512_mask_permutexvar_epi16(_mm512_set1_epi16(kNormal), subnormal, words,
-                                                      load_raw<__m512i>(kSubnormal));
-  return (VecU)((_mm512_slli_epi16(words, 4) & _mm512_set1_epi16((int16_t)kKept)) ^ added);
-}
-#endif
-
 // One pair of steps with bf16 on both sides; without `both` the second of the pair is zero, and
 // what b has in its place is not used: it may be NaN.
 template <class T, int kRows, int kVecs, int kPanels>
