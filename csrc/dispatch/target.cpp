@@ -72,142 +72,177 @@ CPU_BACKEND_INLINE void with_types(DType dtype, KvType cache, F f) {
 }
 
 const KernelTable kTable = {
-    CPU_BACKEND_STRING(CPU_BACKEND_TARGET),
-    kPanelWidth,
-    gemm_scratch_floats(),
-    [](DType type, const NormArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
-    },
-    [](DType type, const ActivationArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { activation<decltype(t)>(args, rows); });
-    },
-    [](DType type, const RopeArgs& args, Slice tokens) {
-      with_type(type, [&](auto t) { rope<decltype(t)>(args, tokens); });
-    },
-    [](DType type, const WriteKvArgs& args, Slice tokens) {
-      with_types(type, args.cache.type,
-                 [&](auto t, auto code) { write_kv<decltype(t), decltype(code)>(args, tokens); });
-    },
-    kAttendItemRows,
-    [](const PagedKv& cache) { return attend_scratch_floats(cache, kAttendRows); },
-    [](DType type, const AttendArgs& args, const AttendItem& item, float* scratch) {
-      with_types(type, args.cache.type, [&](auto t, auto code) {
-        attend<decltype(t), decltype(code)>(args, item, scratch);
-      });
-    },
-    [](DType type, const AttendArgs& args, const MergeItem& item, float* scratch) {
-      with_type(type, [&](auto t) { merge_partials<decltype(t)>(args, item, scratch); });
-    },
-    score_scratch_floats,
-    [](DType type, const TokenChoiceArgs& args, int64_t token, Slice positions, float* scratch) {
-      with_type(type, [&](auto t) { score_tokens<decltype(t)>(args, token, positions, scratch); });
-    },
-    choose_tokens,
-    sharing_tokens,
-    sparse_attend_scratch_floats,
-    [](DType type, const SparseAttendArgs& args, const SparseAttendItem& item, float* scratch) {
-      with_type(type, [&](auto t) { attend_chosen<decltype(t)>(args, item, scratch); });
-    },
-    [](DType type, const SparseAttendArgs& args, int64_t token, int64_t row, float* scratch) {
-      with_type(type, [&](auto t) { merge_chosen<decltype(t)>(args, token, row, scratch); });
-    },
-    panel_count,
-    [](DType type, int64_t n, int64_t k, int parts) {
-      return with_type(type, [&](auto t) { return packed_elements<decltype(t)>(n, k, parts); });
-    },
-    [](DType type, const PackArgs& args, Slice panels) {
-      with_type(type, [&](auto t) { pack_weight<decltype(t)>(args, panels); });
-    },
-    [](DType type, const UnpackArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { unpack_rows<decltype(t)>(args, rows); });
-    },
-    [](DType type, int64_t m, int64_t stride) {
-      return with_type(type, [&](auto t) { return rows_collide<decltype(t)>(m, stride); });
-    },
-    [](DType type, int64_t m, int64_t k, bool decoded) {
-      return with_type(type, [&](auto t) { return gemm_item_rows<decltype(t)>(m, k, decoded); });
-    },
-    [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
-      with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
-    },
-    kMostRows,
-    quant_scratch_floats,
-    quant_packed_bytes,
-    quant_row_bytes,
-    pack_quant,
-    [](DType type, const QuantWeightArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { quantize_weight<decltype(t)>(args, rows); });
-    },
-    [](DType type, const QuantRowsArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { quantize_rows<decltype(t)>(args, rows); });
-    },
-    [](DType type, const Int8RowsArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { int8_rows<decltype(t)>(args, rows); });
-    },
-    [](DType type, const Fp8RowsArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { fp8_rows<decltype(t)>(args, rows); });
-    },
-    quantize_given,
-    [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
-      with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });
-    },
-    [](DType type, const SumArgs& args, Slice elements) {
-      with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });
-    },
-    [](DType type, const CombineArgs& args, Slice tokens) {
-      with_type(type, [&](auto t) { combine<decltype(t)>(args, tokens); });
-    },
-    copy_bytes,
-    [](DType type, const void* x, int64_t size) {
-      return with_type(
-          type, [&](auto t) { return argmax_row(static_cast<const decltype(t)*>(x), size); });
-    },
-    [](DType type, const void* x, int64_t size, uint64_t seed) {
-      return with_type(type, [&](auto t) {
-        return gumbel_argmax_row(static_cast<const decltype(t)*>(x), size, seed);
-      });
-    },
-    top_tokens_scratch,
-    keep_top,
-    sample_row,
-    read_bytes,
-    multiply_adds,
-    kConvChannels,
-    causal_conv_scratch_floats,
-    [](DType type, const CausalConvArgs& args, Slice channels, float* scratch) {
-      with_type(type, [&](auto t) { causal_conv<decltype(t)>(args, channels, scratch); });
-    },
-    kScanChannels,
-    state_scan_scratch_floats,
-    [](DType type, DType state, const StateScanArgs& args, const StateScanItem& item,
-       float* scratch) {
-      with_type(type, [&](auto t) {
-        with_type(state,
-                  [&](auto s) { state_scan<decltype(t), decltype(s)>(args, item, scratch); });
-      });
-    },
-    [](DType type, const DeltaGateArgs& args, Slice tokens) {
-      with_type(type, [&](auto t) { delta_gates<decltype(t)>(args, tokens); });
-    },
-    delta_scratch_floats,
-    [](DType type, DType state, const DeltaRuleArgs& args, int64_t item, float* scratch) {
-      with_float_or_same(type, state, [&](auto t, auto s) {
-        delta_rule<decltype(t), decltype(s)>(args, item, scratch);
-      });
-    },
-    [](DType type, const LayerNormArgs& args, Slice rows) {
-      with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
-    },
-    kLoraTile,
-    [](DType type, const LoraArgs& args, Slice tokens, Slice outputs) {
-      with_type(type, [&](auto t) { lora_shrink<decltype(t)>(args, tokens, outputs); });
-    },
-    lora_expand_scratch_floats,
-    [](DType weights, DType y, const LoraArgs& args, Slice tokens, Slice outputs, float* scratch) {
-      with_float_or_same(weights, y, [&](auto t, auto u) {
-        lora_expand<decltype(t), decltype(u)>(args, tokens, outputs, scratch);
-      });
-    },
+    .target = CPU_BACKEND_STRING(CPU_BACKEND_TARGET),
+    .panel_width = kPanelWidth,
+    .gemm_scratch_floats = gemm_scratch_floats(),
+    .rms_norm =
+        [](DType type, const NormArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
+        },
+    .activation =
+        [](DType type, const ActivationArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { activation<decltype(t)>(args, rows); });
+        },
+    .rope = [](DType type, const RopeArgs& args,
+               Slice tokens) { with_type(type, [&](auto t) { rope<decltype(t)>(args, tokens); }); },
+    .write_kv =
+        [](DType type, const WriteKvArgs& args, Slice tokens) {
+          with_types(type, args.cache.type, [&](auto t, auto code) {
+            write_kv<decltype(t), decltype(code)>(args, tokens);
+          });
+        },
+    .attend_item_rows = kAttendItemRows,
+    .attend_scratch_floats =
+        [](const PagedKv& cache) { return attend_scratch_floats(cache, kAttendRows); },
+    .attend =
+        [](DType type, const AttendArgs& args, const AttendItem& item, float* scratch) {
+          with_types(type, args.cache.type, [&](auto t, auto code) {
+            attend<decltype(t), decltype(code)>(args, item, scratch);
+          });
+        },
+    .merge_partials =
+        [](DType type, const AttendArgs& args, const MergeItem& item, float* scratch) {
+          with_type(type, [&](auto t) { merge_partials<decltype(t)>(args, item, scratch); });
+        },
+    .score_scratch_floats = score_scratch_floats,
+    .score_tokens =
+        [](DType type, const TokenChoiceArgs& args, int64_t token, Slice positions,
+           float* scratch) {
+          with_type(type,
+                    [&](auto t) { score_tokens<decltype(t)>(args, token, positions, scratch); });
+        },
+    .choose_tokens = choose_tokens,
+    .sharing_tokens = sharing_tokens,
+    .sparse_attend_scratch_floats = sparse_attend_scratch_floats,
+    .attend_chosen =
+        [](DType type, const SparseAttendArgs& args, const SparseAttendItem& item, float* scratch) {
+          with_type(type, [&](auto t) { attend_chosen<decltype(t)>(args, item, scratch); });
+        },
+    .merge_chosen =
+        [](DType type, const SparseAttendArgs& args, int64_t token, int64_t row, float* scratch) {
+          with_type(type, [&](auto t) { merge_chosen<decltype(t)>(args, token, row, scratch); });
+        },
+    .panel_count = panel_count,
+    .packed_elements =
+        [](DType type, int64_t n, int64_t k, int parts) {
+          return with_type(type, [&](auto t) { return packed_elements<decltype(t)>(n, k, parts); });
+        },
+    .pack_weight =
+        [](DType type, const PackArgs& args, Slice panels) {
+          with_type(type, [&](auto t) { pack_weight<decltype(t)>(args, panels); });
+        },
+    .unpack_rows =
+        [](DType type, const UnpackArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { unpack_rows<decltype(t)>(args, rows); });
+        },
+    .rows_collide =
+        [](DType type, int64_t m, int64_t stride) {
+          return with_type(type, [&](auto t) { return rows_collide<decltype(t)>(m, stride); });
+        },
+    .gemm_item_rows =
+        [](DType type, int64_t m, int64_t k, bool decoded) {
+          return with_type(type,
+                           [&](auto t) { return gemm_item_rows<decltype(t)>(m, k, decoded); });
+        },
+    .gemm =
+        [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
+          with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
+        },
+    .quant_tile_rows = kMostRows,
+    .quant_scratch_floats = quant_scratch_floats,
+    .quant_packed_bytes = quant_packed_bytes,
+    .quant_row_bytes = quant_row_bytes,
+    .pack_quant = pack_quant,
+    .quantize_weight =
+        [](DType type, const QuantWeightArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { quantize_weight<decltype(t)>(args, rows); });
+        },
+    .quantize_rows =
+        [](DType type, const QuantRowsArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { quantize_rows<decltype(t)>(args, rows); });
+        },
+    .int8_rows =
+        [](DType type, const Int8RowsArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { int8_rows<decltype(t)>(args, rows); });
+        },
+    .fp8_rows =
+        [](DType type, const Fp8RowsArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { fp8_rows<decltype(t)>(args, rows); });
+        },
+    .quantize_given = quantize_given,
+    .quant_gemm =
+        [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
+          with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });
+        },
+    .sum_buffers =
+        [](DType type, const SumArgs& args, Slice elements) {
+          with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });
+        },
+    .combine =
+        [](DType type, const CombineArgs& args, Slice tokens) {
+          with_type(type, [&](auto t) { combine<decltype(t)>(args, tokens); });
+        },
+    .copy_bytes = copy_bytes,
+    .argmax_row =
+        [](DType type, const void* x, int64_t size) {
+          return with_type(
+              type, [&](auto t) { return argmax_row(static_cast<const decltype(t)*>(x), size); });
+        },
+    .gumbel_argmax_row =
+        [](DType type, const void* x, int64_t size, uint64_t seed) {
+          return with_type(type, [&](auto t) {
+            return gumbel_argmax_row(static_cast<const decltype(t)*>(x), size, seed);
+          });
+        },
+    .top_tokens_scratch = top_tokens_scratch,
+    .keep_top = keep_top,
+    .sample_row = sample_row,
+    .read_bytes = read_bytes,
+    .multiply_adds = multiply_adds,
+    .conv_channels = kConvChannels,
+    .causal_conv_scratch_floats = causal_conv_scratch_floats,
+    .causal_conv =
+        [](DType type, const CausalConvArgs& args, Slice channels, float* scratch) {
+          with_type(type, [&](auto t) { causal_conv<decltype(t)>(args, channels, scratch); });
+        },
+    .scan_channels = kScanChannels,
+    .state_scan_scratch_floats = state_scan_scratch_floats,
+    .state_scan =
+        [](DType type, DType state, const StateScanArgs& args, const StateScanItem& item,
+           float* scratch) {
+          with_type(type, [&](auto t) {
+            with_type(state,
+                      [&](auto s) { state_scan<decltype(t), decltype(s)>(args, item, scratch); });
+          });
+        },
+    .delta_gates =
+        [](DType type, const DeltaGateArgs& args, Slice tokens) {
+          with_type(type, [&](auto t) { delta_gates<decltype(t)>(args, tokens); });
+        },
+    .delta_scratch_floats = delta_scratch_floats,
+    .delta_rule =
+        [](DType type, DType state, const DeltaRuleArgs& args, int64_t item, float* scratch) {
+          with_float_or_same(type, state, [&](auto t, auto s) {
+            delta_rule<decltype(t), decltype(s)>(args, item, scratch);
+          });
+        },
+    .layer_norm =
+        [](DType type, const LayerNormArgs& args, Slice rows) {
+          with_type(type, [&](auto t) { layer_norm<decltype(t)>(args, rows); });
+        },
+    .lora_tile = kLoraTile,
+    .lora_shrink =
+        [](DType type, const LoraArgs& args, Slice tokens, Slice outputs) {
+          with_type(type, [&](auto t) { lora_shrink<decltype(t)>(args, tokens, outputs); });
+        },
+    .lora_expand_scratch_floats = lora_expand_scratch_floats,
+    .lora_expand =
+        [](DType weights, DType y, const LoraArgs& args, Slice tokens, Slice outputs,
+           float* scratch) {
+          with_float_or_same(weights, y, [&](auto t, auto u) {
+            lora_expand<decltype(t), decltype(u)>(args, tokens, outputs, scratch);
+          });
+        },
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE
