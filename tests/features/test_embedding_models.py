@@ -165,7 +165,14 @@ def test_classes_of_transformers_that_the_host_cannot_use(
         start(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ModernBertModel", "Qwen3Model", "XLMRobertaModel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ModernBertModel",
+        pytest.param("Qwen3Model", marks=pytest.mark.slow),
+        pytest.param("XLMRobertaModel", marks=pytest.mark.slow),
+    ],
+)
 def test_texts_of_many_pages(start: Callable[..., Offline], tmp_path: Path, name: str) -> None:
     """Up to the last position, in windows and all over, beside short ones."""
     longest = 1500
