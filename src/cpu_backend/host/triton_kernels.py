@@ -1,14 +1,15 @@
 """Ops in the places of the host's Triton kernels.
 
-What: ``register`` gives them to the host's registry, which passes over llvmlite's modules (Kimi
-    Linear's class imports them) and does not show warnings.  Where there is none, every holder of
-    such a kernel gets the op, before a worker is made.
+What: ``register`` gives them to the host's registry, which looks for their holders among modules
+    of the host and of its plugins.  Where there is none, every holder of such a kernel gets the op,
+    before a worker is made.
 Why: Triton does not compile for CPUs here.  The registry asks each object of every module for its
-    ``__dict__``; llvmlite's handle of LLVM takes that for a function of LLVM's, and the engine
-    would end with an AttributeError.  Deprecated names of torch's answer with a warning that users
-    would take for their own concern.
+    ``__dict__``, which takes a moment of the start; llvmlite's handle of LLVM (Kimi Linear's class
+    imports it) takes that for a function of LLVM's, and the engine would end with an
+    AttributeError.  Deprecated names of torch's answer with a warning that users would take for
+    their own concern.
 Since: 0.30
-Until: of llvmlite and warnings: it asks only what has one.  Without a registry: 0.31.
+Until: it looks among its own.  Without a registry: 0.31.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from cpu_backend.host import source
-from cpu_backend.host.seam import Hosts, patch
+from cpu_backend.host.seam import Hosts, patch, rely_on
 
 MODULE = "vllm.triton_utils.dispatcher"
 WITH_REGISTRY = Hosts(since=(0, 31))
@@ -37,20 +38,27 @@ def register(ops: Mapping[str, Callable[..., Any]]) -> None:
         _put(name, op)
 
 
+rely_on(MODULE, "sys", hosts=WITH_REGISTRY)
+
+
 @patch(MODULE, "_rebind_kernels(overrides)", hosts=WITH_REGISTRY)
-def pass_over_llvm(original: Any) -> Any:
-    """Nothing there holds a kernel of the host's."""
+def search_the_host(original: Any) -> Any:
+    """And plugins of it: four fifths of what is imported know nothing of its kernels."""
 
     def rebind(overrides: Any) -> None:
-        names = [name for name in sys.modules if name.partition(".")[0] == "llvmlite"]
-        hidden = {name: sys.modules.pop(name) for name in names}
+        registry: Any = sys.modules[MODULE]
+        holders = {name: module for name, module in list(sys.modules.items()) if _may_hold(name)}
+        registry.sys = SimpleNamespace(modules=holders)
         try:
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):
-                original(overrides)
+            original(overrides)
         finally:
-            sys.modules.update(hidden)
+            registry.sys = sys
 
     return rebind
+
+
+def _may_hold(module: str) -> bool:
+    return module.startswith(("vllm.", "vllm_", "cpu_backend."))
 
 
 @patch(
