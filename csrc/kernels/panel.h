@@ -311,22 +311,22 @@ constexpr int64_t kBurstSteps = kMaxRows == 12 ? 4 : 32;
 // Some steps of one chain.  Unrolled, because a step of 6 x 2 leaves the decoder little to spare:
 // with the loop's own instructions and a fetch in each step it reached 78 % of the multiply-adds
 // from L1 on a shared Zen 3, so 93 %.
-template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels>
+template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels, class Meanwhile>
 CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a, int64_t a_stride,
                                    int64_t depth, const T* b, int64_t b_stride,
-                                   int64_t b_panel_stride, Ahead& ahead) {
+                                   int64_t b_panel_stride, Meanwhile& ahead) {
   int64_t k = 0;
   if constexpr (kPairing<T> == 2) {
     if constexpr (kInBlocks<A>)
       for (; k + 4 <= depth; k += 4, b += 4 * b_stride) {
-        if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<4 * kStepBytes<T>>();
+        if constexpr (kFetch == Fetch::kEvenly) ahead.template fetch<4 * kStepBytes<T>>();
         for (int p = 0; p < kPanels; ++p) {
           const T* row = b + p * b_panel_stride;
           tile_step_quad(tile, a, a_stride, k, row, row + 2 * b_stride, p);
         }
       }
     for (; k + 2 <= depth; k += 2, b += 2 * b_stride) {
-      if constexpr (kFetch == Fetch::kEvenly) ahead.fetch<2 * kStepBytes<T>>();
+      if constexpr (kFetch == Fetch::kEvenly) ahead.template fetch<2 * kStepBytes<T>>();
       for (int p = 0; p < kPanels; ++p)
         tile_step_pair(tile, a, a_stride, k, b + p * b_panel_stride, p, true);
     }
@@ -342,7 +342,7 @@ CPU_BACKEND_INLINE void tile_steps(Tile<kRows, kVecs, kPanels>& tile, const A* a
 #pragma GCC unroll 4
       for (int64_t i = 0; i < 4; ++i) {
         if constexpr (kFetch == Fetch::kEvenly)
-          if (i % kStepsOfLine<T> == 0) ahead.fetch<kStepsOfLine<T> * kStepBytes<T>>();
+          if (i % kStepsOfLine<T> == 0) ahead.template fetch<kStepsOfLine<T> * kStepBytes<T>>();
         step(k + i, b + i * b_stride);
       }
     for (; k < depth; ++k, b += b_stride) step(k, b);
@@ -358,12 +358,14 @@ struct ColumnScales {
 };
 
 // c[p][r][...] (+)= sum over k of a[r][k] * panel_p(k, ...), c[p][r] kVecs vectors.  a is fp32, or
-// bf16 where the target multiplies pairs.
-template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels, class Scales>
+// bf16 where the target multiplies pairs.  Meanwhile: Ahead, or in bursts other work on what is
+// next.
+template <Fetch kFetch, class A, class T, int kRows, int kVecs, int kPanels, class Meanwhile,
+          class Scales>
 CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b, int64_t b_stride,
                                         int64_t b_panel_stride, int64_t depth, float* c,
                                         int64_t c_stride, int64_t c_panel_stride, bool accumulate,
-                                        Ahead& ahead, const Scales& scales) {
+                                        Meanwhile& ahead, const Scales& scales) {
   for (int64_t k = 0; k < depth; k += kChainLength) {
     Tile<kRows, kVecs, kPanels> tile{};
     const int64_t steps = depth - k < kChainLength ? depth - k : kChainLength;
@@ -395,10 +397,10 @@ CPU_BACKEND_NOINLINE void multiply_tile(const A* a, int64_t a_stride, const T* b
 
 // Any number of rows from kLeast to kMaxRows, as a compile-time constant.
 template <Fetch kFetch, int kVecs, int kRows = kMaxRows, int kLeast = 1, class A, class T,
-          class Scales>
+          class Meanwhile, class Scales>
 CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride, const T* b,
                                       int64_t b_stride, int64_t depth, float* c, int64_t c_stride,
-                                      bool accumulate, Ahead& ahead, const Scales& scales) {
+                                      bool accumulate, Meanwhile& ahead, const Scales& scales) {
   if (rows == kRows) {
     multiply_tile<kFetch, A, T, kRows, kVecs, 1>(a, a_stride, b, b_stride, 0, depth, c, c_stride, 0,
                                                  accumulate, ahead, scales);
