@@ -9,8 +9,8 @@
 //           group is one chain.
 // Product   where the target multiplies pairs of bf16, rows of bf16 meet codes as such.  A few rows
 //           decode them in registers; more rows, and all in tiles, share what is decoded into L1:
-//           with 32 registers a chain while the first of them meet the one before (8 rows took 0.8
-//           of the time so, 24 rows 0.9, many 0.95, Zen 4; with 16 registers it lost 4 to 10 %).
+//           with 32 registers a chain while the first of them meet the one before, which lost with
+//           16.
 #pragma once
 
 #include "core/quant.h"
