@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from cpu_backend.worker.media_ahead import MediaAhead
+
 
 class CPUExecutor(UniProcExecutor):
     """One rank, computed by the engine's own process."""
@@ -18,3 +20,8 @@ class CPUExecutor(UniProcExecutor):
     def supports_async_scheduling(cls) -> bool:
         """The step runs on the caller's thread; there is nothing to schedule beside it."""
         return False
+
+    def media_ahead(self) -> MediaAhead | None:
+        """Where the model's media are encoded between steps."""
+        ahead: MediaAhead | None = self.driver_worker.worker.model_runner.media_ahead
+        return ahead

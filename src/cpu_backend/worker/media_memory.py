@@ -42,6 +42,7 @@ class MediaBytes:
 def media_bytes(config: Any, budget: Any, model: torch.nn.Module, local_ranks: int) -> MediaBytes:
     """config: the host's VllmConfig; budget: its MultiModalBudget, None for models of text.
 
+    Encoded media are kept by the host, and those of one request before it gets them.
     Processed media are kept once for each process that receives requests, or in the engine's.
     """
     model_config = config.model_config
@@ -53,7 +54,7 @@ def media_bytes(config: Any, budget: Any, model: torch.nn.Module, local_ranks: i
     tokens = min(max(budget.mm_max_toks_per_item.values(), default=0), model_config.max_model_len)
     return MediaBytes(
         int(cached * processes) // local_ranks,
-        budget.encoder_cache_size * model_config.get_inputs_embeds_size() * size,
+        2 * budget.encoder_cache_size * model_config.get_inputs_embeds_size() * size,
         PATCHES * tokens * ROWS * max(_widths(model), default=0) * size,
     )
 

@@ -29,6 +29,7 @@ from cpu_backend.layers.activation import activate_in_linear
 from cpu_backend.runtime import system
 from cpu_backend.runtime.reservations import Reservations
 from cpu_backend.worker.draft_replay import DraftReplay
+from cpu_backend.worker.media_ahead import MediaAhead, OneMedium
 from cpu_backend.worker.model_memory import model_memory
 from cpu_backend.worker.sampler import CPUSampler
 from cpu_backend.worker.speculation import CPURejectionSampler
@@ -57,6 +58,7 @@ class CPUModelRunner(HostCPUModelRunner):
             self.rejection_sampler.__class__ = CPURejectionSampler
         self._has_media = False
         self._outputs = Outputs()
+        self.media_ahead = self._media_ahead()
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load and pack, and keep the time for the start-up line."""
@@ -208,10 +210,71 @@ class CPUModelRunner(HostCPUModelRunner):
         self.num_prompt_logprobs = asked
         return found
 
+    def _media_ahead(self) -> MediaAhead | None:
+        """For models of one rank that keep what they encode; adapters of towers are set by steps,
+        and the ranks of a group would have to go on and stop together."""
+        parallel = self.parallel_config
+        if (
+            self.mm_budget is None
+            or self.model_config.is_encoder_decoder
+            or self.lora_config is not None
+            or self.vllm_config.ec_transfer_config is not None
+            or parallel.world_size > 1
+            or parallel.data_parallel_size > 1
+        ):
+            return None
+        try:
+            import greenlet
+        except ImportError:
+            logger.warning(
+                "cpu_backend: other requests wait while pictures, videos and sounds are encoded, "
+                "because the package greenlet is missing: pip install greenlet."
+            )
+            return None
+        known = self.encoder_cache.__contains__
+        return MediaAhead(greenlet, self._encode, known, self.mm_budget.encoder_cache_size)
+
+    def _encode(self, request: Any, number: int) -> torch.Tensor:
+        """One of its media, by the host's steps."""
+        step = OneMedium(request.request_id, request.mm_features[number], number)
+        begin = time.perf_counter()
+        super()._execute_mm_encoder(step)
+        (encoded,) = step.encoded.values()
+        _tell_slow(begin, len(encoded))
+        return encoded
+
+    def _batch_mm_inputs_from_scheduler(self, scheduler_output: Any) -> Any:
+        """The host's, or the one medium of a request that it has not scheduled yet."""
+        if isinstance(scheduler_output, OneMedium):
+            return scheduler_output.batch()
+        return super()._batch_mm_inputs_from_scheduler(scheduler_output)
+
+    def _cache_encoder_output(self, mm_hash: str, output: Any, step: Any, *args: Any) -> None:
+        """The host's cache has room for what it has scheduled."""
+        if isinstance(step, OneMedium):
+            step.encoded[mm_hash] = output
+        else:
+            super()._cache_encoder_output(mm_hash, output, step, *args)
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """The host's, after some encoding of media whose requests wait."""
+        if self.media_ahead is not None:
+            self.media_ahead.advance(busy=scheduler_output.total_num_scheduled_tokens > 0)
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def reset_encoder_cache(self) -> None:
+        """The host's, and what waits to get there."""
+        super().reset_encoder_cache()
+        if self.media_ahead is not None:
+            self.media_ahead.drop()
+
     def _execute_mm_encoder(self, scheduler_output: Any) -> list[torch.Tensor]:
-        """The host's; in a step with sounds one medium after the other.  Together sounds are filled
-        up to the longest: what fills them would be computed too, and bits depend on it."""
+        """The host's, of what is not encoded yet; in a step with sounds one medium after the other.
+        Together sounds are filled up to the longest: what fills them would be computed too, and
+        bits depend on it."""
         scheduled = scheduler_output.scheduled_encoder_inputs
+        if self.media_ahead is not None:
+            scheduled = self._take_encoded(scheduler_output, self.media_ahead)
         media = [(request, number) for request in scheduled for number in scheduled[request]]
         steps = [scheduled]
         if any(self.requests[i].mm_features[number].modality == "audio" for i, number in media):
@@ -221,15 +284,22 @@ class CPUModelRunner(HostCPUModelRunner):
             part = copy.copy(scheduler_output)
             part.scheduled_encoder_inputs = step
             outputs += super()._execute_mm_encoder(part)
-        if (seconds := time.perf_counter() - begin) > SLOW_SECONDS:
-            logger.warning_once(
-                "cpu_backend: encoding media of %d tokens took %.0f s, in which no request went "
-                "on: smaller pictures and shorter videos take less (--mm-processor-kwargs may "
-                "limit them, max_pixels for Qwen-VL).",
-                sum(len(output) for output in outputs),
-                seconds,
-            )
+        _tell_slow(begin, sum(len(output) for output in outputs), ", in which no request went on")
         return outputs
+
+    def _take_encoded(self, scheduler_output: Any, ahead: MediaAhead) -> dict[str, list[int]]:
+        """Put what has been encoded before into the host's cache; returns the rest of the step's
+        media, by requests."""
+        rest: dict[str, list[int]] = {}
+        for request, numbers in scheduler_output.scheduled_encoder_inputs.items():
+            for number in numbers:
+                identifier = self.requests[request].mm_features[number].identifier
+                encoded = ahead.take(identifier)
+                if encoded is None:
+                    rest.setdefault(request, []).append(number)
+                else:
+                    self.encoder_cache[identifier] = encoded
+        return rest
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The host's; whether this step has any is kept: some models change what they hold for
@@ -304,6 +374,17 @@ class CPUModelRunner(HostCPUModelRunner):
         start = time.perf_counter()
         self._dummy_run(min(16, self.max_num_tokens), skip_eplb=True)
         return time.perf_counter() - start
+
+
+def _tell_slow(begin: float, tokens: int, meanwhile: str = "") -> None:
+    if (seconds := time.perf_counter() - begin) > SLOW_SECONDS:
+        logger.warning_once(
+            "cpu_backend: encoding media of %d tokens took %.0f s%s: smaller pictures and shorter "
+            "videos take less (--mm-processor-kwargs may limit them, max_pixels for Qwen-VL).",
+            tokens,
+            seconds,
+            meanwhile,
+        )
 
 
 def _adds_in_python(module: torch.nn.Module) -> bool:
