@@ -43,7 +43,7 @@ def config(gib: float = 0.5, processes: int = 1, max_model_len: int = 8192) -> A
 
 def test_all_that_media_may_take() -> None:
     taken = media_bytes(config(), BUDGET, Model(), 1)
-    assert taken == MediaBytes(GIB // 2, 2048 * 64 * 2, 4 * 4000 * 3 * 24 * 2)
+    assert taken == MediaBytes(GIB // 2, 2 * 2048 * 64 * 2, 4 * 4000 * 3 * 24 * 2)
     assert taken.total == sum((taken.processed, taken.encoded, taken.tower))
     assert "0.50 processed (--mm-processor-cache-gb)" in str(taken)
 
