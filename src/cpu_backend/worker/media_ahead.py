@@ -20,6 +20,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 # While no other request can go on, the engine looks that often for new ones.
 IDLE_SECONDS = 0.1
+# Of the time: less, and a text stands still beside a picture; more, and many requests with pictures
+# take longer in all, because steps of few requests read the weights as often as those of many.
+OTHERS_SHARE = 0.25
 
 
 class OneMedium:
@@ -69,7 +72,7 @@ class MediaAhead:
         self._request: Any = None
         self._encoded: dict[str, torch.Tensor] = {}
         self._work: Any = None  # on a stack of its own
-        self._thread = 0
+        self._number = self._thread = 0
         self._pause_at = self._resume_at = 0.0
 
     def pending(self, request: Any, num_computed_tokens: int) -> bool:
@@ -98,14 +101,13 @@ class MediaAhead:
         self._encoded.clear()
 
     def advance(self, busy: bool) -> None:
-        """Encode for a while.  busy: others are in this step, and get as long as this takes."""
+        """Encode for a while.  busy: others are in this step, and get their share of the time."""
         if self._work is None:
             return
         if self._request.is_finished():
             return self.drop()
         if threading.get_ident() != self._thread:  # a stack belongs to its thread
-            number, self._work = self._number, None
-            self._begin(number)
+            self._begin(self._number)
         begin = time.perf_counter()
         if busy and begin < self._resume_at:
             return
@@ -118,7 +120,7 @@ class MediaAhead:
         finally:
             hook.remove()
         end = time.perf_counter()
-        self._resume_at = end + (end - begin)
+        self._resume_at = end + (end - begin) * OTHERS_SHARE / (1 - OTHERS_SHARE)
         if self._work.dead:
             self._work = None
 
