@@ -14,6 +14,11 @@ from typing import Any
 TEXT, MEDIUM = "text", "medium"
 
 
+def media_of(case: Any) -> int:
+    """How many a request has."""
+    return len(case.media)
+
+
 def main(name: str, folder: Path) -> None:
     """Two requests with media of their own beside a text that is long enough for both."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -38,8 +43,8 @@ def main(name: str, folder: Path) -> None:
         return encode(**inputs)
 
     model.embed_multimodal = embed_multimodal
-    with_media = [case for case in spec.cases if case.media]
-    first, second = with_media[0].request(), with_media[1].request()
+    fewest, *_, most = sorted((case for case in spec.cases if case.media), key=media_of)
+    first, second = most.request(), fewest.request()
     tokens: dict[str, list[int]] = {}
 
     def ask(request: str, prompt: Any, count: int) -> None:
@@ -84,6 +89,7 @@ def main(name: str, folder: Path) -> None:
         json.dumps(
             {
                 "meanwhile": meanwhile,
+                "media": media_of(most),
                 "encodings": [encoded_once, encoded_again],
                 "answers": [beside, again, within],
                 "after an abort": other,
