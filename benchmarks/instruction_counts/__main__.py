@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.instruction_counts import model
-from benchmarks.instruction_counts.assembly import CountError, Loop, best_alone, multiply_adds
+from benchmarks.instruction_counts.assembly import CountError, Loop
 from benchmarks.instruction_counts.products import Compiled, compiled, hot_loop
 from tests.targets import TARGETS, Target
 
@@ -22,9 +22,7 @@ from tests.targets import TARGETS, Target
 def per_cycle(target: Target, cpu: str, each: Compiled, loop: Loop) -> str:
     """Multiply-adds per cycle, and their share of those of the best instruction alone."""
     got = each.multiply_adds / model.cycles(target.architecture, cpu, loop.instructions)
-    alone = best_alone(each.product.kind, target.features)
-    most = sum(multiply_adds(instruction, each.product.kind) for instruction in alone)
-    most /= model.cycles(target.architecture, cpu, alone)
+    most = model.limit(target, cpu, each.product.kind)
     return f"{got:.1f} ({got / most:.0%})".replace("%", " %")
 
 

@@ -56,7 +56,8 @@ MULTIPLIES = (
     Multiply("[su]s?mmla", INT8, 2, "i8mm", "usmmla v{}.4s, v30.16b, v31.16b"),
     Multiply("usdot", INT8, 1, "i8mm", "usdot v{}.4s, v30.16b, v31.16b"),
     Multiply("[su]dot", INT8, 1, "asimddp", "sdot v{}.4s, v30.16b, v31.16b"),
-    Multiply("[su]m[lu]l?l2?", INT16, 1 / 4, "", "smlal v{}.4s, v30.4h, v31.4h"),
+    Multiply("[su]mlal2?", INT16, 1 / 4, "", "smlal v{}.4s, v30.4h, v31.4h"),
+    Multiply("[su]mull2?", INT16, 1 / 4, "", "smull v{}.4s, v30.4h, v31.4h"),
     Multiply("mla|mul", INT16, 1 / 4, "", "mla v{}.4s, v30.4s, v31.4s"),
     Multiply("vfn?m(add|sub)[123]{3}ps", FP32, 1 / 4, "fma", "vfmadd231ps %mm14, %mm15, %mm{}"),
     Multiply("vdpbf16ps", BF16, 1 / 2, "avx512_bf16", "vdpbf16ps %mm14, %mm15, %mm{}"),
@@ -75,18 +76,19 @@ def multiply_adds(instruction: str, kind: str) -> float:
     return sum(worth.get(each.kind, 0.0) * each.count(instruction) for each in MULTIPLIES)
 
 
-def best_alone(kind: str, features: frozenset[str]) -> list[str]:
-    """Independent instructions, of those that CPUs with these features have the one that does most
-    multiply-adds of a product of this kind."""
+def alone(kind: str, features: frozenset[str]) -> list[list[str]]:
+    """Independent instructions, for each of those that CPUs with these features have and that a
+    product of this kind can be made of."""
     x86 = "avx2" in features
     wide = "%zmm" if "avx512f" in features else "%ymm"
     texts = [
         each.alone.replace("%mm", wide).replace(" v", "\tv", 1).replace(" %", "\t%", 1)
         for each in MULTIPLIES
-        if ("%mm" in each.alone) == x86 and each.feature in features | {""}
+        if each.kind in WORTH[kind]
+        and ("%mm" in each.alone) == x86
+        and each.feature in features | {""}
     ]
-    best = max(texts, key=lambda text: multiply_adds(text.format(0), kind))
-    return [best.format(number) for number in range(12 if x86 else 24)]
+    return [[text.format(number) for number in range(12 if x86 else 24)] for text in texts]
 
 
 @dataclass(frozen=True)

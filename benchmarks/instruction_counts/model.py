@@ -7,8 +7,9 @@ import re
 import shutil
 from collections.abc import Sequence
 
-from benchmarks.instruction_counts.assembly import CountError
+from benchmarks.instruction_counts.assembly import CountError, alone, multiply_adds
 from benchmarks.instruction_counts.products import PATH, run
+from tests.targets import Target
 
 # The CPUs of a target, as LLVM names them.
 CPUS = {
@@ -56,5 +57,15 @@ def _cycles(architecture: str, cpu: str, text: str, turns: int) -> int:
 def cycles(architecture: str, cpu: str, instructions: Sequence[str]) -> float:
     """Of one of many turns of a loop.  CountError: no such model, or it knows not all of this."""
     text = "".join(f"\t{each}\n" for each in instructions)
+    text = re.sub(r"0xf{14}(?=[0-9a-f]{2}$)", "0x", text, flags=re.MULTILINE)  # GCC's bytes
     more, fewer = (_cycles(architecture, cpu, text, n * _TURNS) for n in (2, 1))
     return (more - fewer) / _TURNS
+
+
+def limit(target: Target, cpu: str, kind: str) -> float:
+    """Multiply-adds per cycle of the best instruction alone, for products of this kind."""
+    return max(
+        sum(multiply_adds(instruction, kind) for instruction in block)
+        / cycles(target.architecture, cpu, block)
+        for block in alone(kind, target.features)
+    )
