@@ -60,6 +60,8 @@ def _codes(bits: int, quads: str) -> str:
 # In blocks two pairs go together, in pairs each is a turn.
 _PAIRS = "kInBlocks<Left<bf16_t>> || kPairing<bf16_t> == 1 ? 4 : 2"
 _STEP = "QuantLayout::kStep"
+# Where planes of bytes need sums of their own, half of many rows at a time.
+_PART = "QuantLayout::kStep / (kHasPlanes && {rows} > kMaxRows / 2 ? 2 : 1)"
 # Where sums of quads are of 16 bits, as many as they hold.
 _CHAIN = "kSame<QuadSum, VecI> ? QuantLayout::kStep : kQuadChain * 4"
 _CACHE = "multiply_integers<{rows}, kPanelVecs, {panels}>"
@@ -82,8 +84,8 @@ PRODUCTS = (
         for name, kind, bits, quads, side_by_side, channels, arm in (
             ("int8", INT8, 8, "kQuads8", "kQuads8 ? 4 : 1", _STEP, "asimddp"),
             ("int8", INT8, 4, "true", "kQuads8 ? 4 : 1", _CHAIN, "asimddp"),
-            ("int16", INT16, 8, "false", "4", _STEP, ""),
-            ("int16", INT16, 4, "false", "4", _STEP, ""),
+            ("int16", INT16, 8, "false", "4", _PART, ""),
+            ("int16", INT16, 4, "false", "4", _PART, ""),
         )
         for shape in (("kQuantRows", "1"), ("4", "1"), ("1", side_by_side))
     ),
@@ -116,11 +118,11 @@ class Compiled:
 
 def hot_loop(assembly: str, kernel: Compiled) -> Loop:
     """The shortest innermost loop that does the kernel's multiply-adds in a turn, and some more
-    where sums need them, but not twice as many.  Others are what is left over, or do the same with
+    where sums need them, but twice as many at most.  Others are what is left over, or do the same with
     more around it.  CountError: there is none."""
     kind, needed = kernel.product.kind, kernel.multiply_adds
     loops = innermost_loops(function_lines(assembly, kernel.function))
-    hot = [loop for loop in loops if needed <= loop.multiply_adds(kind) < 2 * needed]
+    hot = [loop for loop in loops if needed <= loop.multiply_adds(kind) <= 2 * needed]
     if not hot:
         found = ", ".join(f"{loop.multiply_adds(kind):g}" for loop in loops) or "no loop"
         raise CountError(
@@ -134,7 +136,7 @@ def source() -> str:
     """A translation unit that has the kernels of all products and a list of them, in order."""
     entries = [
         f"    {{(const void*)&{each.function.format(rows=each.rows, panels=each.panels)},\n"
-        f"     {each.rows}, ({each.panels}) * kPanelWidth, {each.channels}}},"
+        f"     {each.rows}, ({each.panels}) * kPanelWidth, {each.channels.format(rows=each.rows)}}},"
         for each in PRODUCTS
     ]
     return "\n".join(
