@@ -7,7 +7,7 @@
 namespace cpu_backend {
 
 // Multiply-adds that one fp32 chain takes: the sum over k is cut at its multiples only
-// (kernels/panel.h).
+// (kernels/tiles/panel.h).
 constexpr int64_t kChainLength = 128;
 
 // Activations of one item as they meet the panels, most often widened to fp32: 24 rows of 2048 in

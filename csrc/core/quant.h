@@ -1,5 +1,5 @@
 // What the quantized kernels are given: plain data, like core/view.h.  The packed layout is in
-// kernels/quant_pack.h, the form of quantized activations in kernels/quant_rows.h.
+// kernels/formats/integer_pack.h, the form of quantized activations in kernels/quant_rows.h.
 #pragma once
 
 #include "core/slice.h"
@@ -157,14 +157,7 @@ struct QuantWeightArgs {
   CPU_BACKEND_MEMBER int64_t groups() const { return ceil_div(size, group); }
 };
 
-// Quantized activations: tiles of `tile_rows` rows, the last one of fewer.  1 to
-// KernelTable::quant_tile_rows.
-struct QuantRows {
-  Data data;  // [m][quant_row_bytes]
-  int64_t m, tile_rows;
-};
-
-// Turns rows of activations into the integers that quant_gemm() reads.
+// Turns rows of activations into the integers that gemm() reads.
 struct QuantRowsArgs {
   QuantLayout layout;  // QuantLayout::multiplied(rows.m)
   ConstData x;         // [m, channels] of the storage type
@@ -205,16 +198,6 @@ struct QuantGivenArgs {
   const float* scales;  // [m] or, with scale_stride 0, one
   int64_t scale_stride;
   QuantRows rows;
-};
-
-// c[m][n] = quantized a[m][k] * weight^T + row_shift[m] * column_shift[n] + bias[n]
-struct QuantGemmArgs {
-  QuantLayout layout;
-  QuantRows rows;
-  ConstData packed;
-  const float* row_shift;     // [m] or null
-  const float* column_shift;  // [n]
-  GemmEpilogue epilogue;
 };
 
 }  // namespace cpu_backend

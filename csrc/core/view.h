@@ -385,6 +385,13 @@ struct GemmEpilogue {
 
 struct QuantLayout;
 
+// Activations as integers: tiles of `tile_rows` rows, the last one of fewer.  1 to
+// KernelTable::quant_tile_rows.
+struct QuantRows {
+  Data data;  // [m][quant_row_bytes]
+  int64_t m, tile_rows;
+};
+
 // c[m][n] = a[m][k] * weight^T, weight packed; all of the storage type but the weight's codes.
 struct GemmArgs {
   ConstData a;
@@ -393,7 +400,13 @@ struct GemmArgs {
   int parts;  // as packed
   int64_t n, k;
   GemmEpilogue epilogue;
-  const QuantLayout* codes;  // of fp8; null: the weight is of the storage type, too
+  const QuantLayout* codes;  // null: the weight is of the storage type, too
+
+  // Where codes meet integers: these in place of a, and what is added before the epilogue,
+  // row_shift[m] * column_shift[n].
+  QuantRows integers;
+  const float* row_shift;  // or null
+  const float* column_shift;
 };
 
 // Which tokens of a row may be drawn; see kernels/top_tokens.h.

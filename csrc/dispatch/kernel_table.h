@@ -13,7 +13,6 @@ namespace cpu_backend {
 struct KernelTable {
   const char* target;
   int panel_width;  // columns of one packed weight panel
-  int64_t gemm_scratch_floats;
 
   void (*rms_norm)(DType, const NormArgs&, Slice rows);
   void (*activation)(DType, const ActivationArgs&, Slice rows);
@@ -40,10 +39,10 @@ struct KernelTable {
   void (*unpack_rows)(DType, const UnpackArgs&, Slice rows);
   bool (*rows_collide)(DType, int64_t m, int64_t stride);
   int64_t (*gemm_item_rows)(DType, int64_t m, int64_t k, bool decoded);
+  int64_t (*gemm_scratch_floats)(const QuantLayout* codes);
   void (*gemm)(DType, const GemmArgs&, Slice rows, Slice panels, float* scratch);
 
   int64_t quant_tile_rows;  // at most
-  int64_t (*quant_scratch_floats)(const QuantLayout&);
   int64_t (*quant_packed_bytes)(const QuantLayout&);
   int64_t (*quant_row_bytes)(const QuantLayout&);
   void (*pack_quant)(const QuantPackArgs&, Slice panels);
@@ -52,7 +51,6 @@ struct KernelTable {
   void (*int8_rows)(DType, const Int8RowsArgs&, Slice rows);
   void (*fp8_rows)(DType, const Fp8RowsArgs&, Slice rows);
   void (*quantize_given)(const QuantGivenArgs&, Slice rows);
-  void (*quant_gemm)(DType, const QuantGemmArgs&, Slice rows, Slice panels, float* scratch);
   void (*sum_buffers)(DType, const SumArgs&, Slice elements);
   void (*combine)(DType, const CombineArgs&, Slice tokens);
   void (*copy_bytes)(const char* from, char* to, int64_t bytes);

@@ -8,13 +8,12 @@
 #include "kernels/copy.h"
 #include "kernels/delta_gates.h"
 #include "kernels/delta_rule.h"
+#include "kernels/formats/integer_pack.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_cache.h"
 #include "kernels/limits.h"
 #include "kernels/lora.h"
 #include "kernels/norm.h"
-#include "kernels/quant_gemm.h"
-#include "kernels/quant_pack.h"
 #include "kernels/quant_rows.h"
 #include "kernels/quant_weight.h"
 #include "kernels/rope.h"
@@ -74,7 +73,6 @@ CPU_BACKEND_INLINE void with_types(DType dtype, KvType cache, F f) {
 const KernelTable kTable = {
     .target = CPU_BACKEND_STRING(CPU_BACKEND_TARGET),
     .panel_width = kPanelWidth,
-    .gemm_scratch_floats = gemm_scratch_floats(),
     .rms_norm =
         [](DType type, const NormArgs& args, Slice rows) {
           with_type(type, [&](auto t) { rms_norm<decltype(t)>(args, rows); });
@@ -144,12 +142,12 @@ const KernelTable kTable = {
           return with_type(type,
                            [&](auto t) { return gemm_item_rows<decltype(t)>(m, k, decoded); });
         },
+    .gemm_scratch_floats = gemm_scratch_floats,
     .gemm =
         [](DType type, const GemmArgs& args, Slice rows, Slice panels, float* scratch) {
           with_type(type, [&](auto t) { gemm<decltype(t)>(args, rows, panels, scratch); });
         },
     .quant_tile_rows = kMostRows,
-    .quant_scratch_floats = quant_scratch_floats,
     .quant_packed_bytes = quant_packed_bytes,
     .quant_row_bytes = quant_row_bytes,
     .pack_quant = pack_quant,
@@ -170,10 +168,6 @@ const KernelTable kTable = {
           with_type(type, [&](auto t) { fp8_rows<decltype(t)>(args, rows); });
         },
     .quantize_given = quantize_given,
-    .quant_gemm =
-        [](DType type, const QuantGemmArgs& args, Slice rows, Slice panels, float* scratch) {
-          with_type(type, [&](auto t) { quant_gemm<decltype(t)>(args, rows, panels, scratch); });
-        },
     .sum_buffers =
         [](DType type, const SumArgs& args, Slice elements) {
           with_type(type, [&](auto t) { sum_buffers<decltype(t)>(args, elements); });

@@ -14,8 +14,8 @@
 //           A sink adds exp(sink) to the denominator and nothing to the output.
 // Codes     fp8 is decoded in registers where it multiplies, or for many rows before.  int8 meets
 //           queries and probabilities that were turned into 16-bit integers, per row and page
-//           (kernels/integer_panel.h).  A scale of keys goes into the score, one of all values into
-//           the output, one per value into the probability.
+//           (kernels/tiles/integer_panel.h).  A scale of keys goes into the score, one of all
+//           values into the output, one per value into the probability.
 // Numerics  everything in fp32, one rounding on store; where the target multiplies pairs of bf16,
 //           queries meet bf16 keys as they are, and probabilities are rounded to bf16 before they
 //           are summed and meet values.  A row that sees no token gives zeros.
@@ -91,7 +91,7 @@ CPU_BACKEND_INLINE float code_unit(KvType type) {
   return type == KvType::kFp8E4M3 ? kUnit<fp8_t> : 1.0f;
 }
 
-// Whether the left operand is turned into 16-bit integers, as kernels/integer_panel.h has it.
+// Whether the left operand is turned into 16-bit integers, as kernels/tiles/integer_panel.h has it.
 template <class Code>
 constexpr bool kIntegers = kSame<Code, int8_t>;
 

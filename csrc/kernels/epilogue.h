@@ -10,7 +10,7 @@
 
 #include "core/view.h"
 #include "kernels/activation.h"
-#include "kernels/panel.h"
+#include "kernels/tiles/panel.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 

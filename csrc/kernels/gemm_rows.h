@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/gemm_plan.h"
-#include "kernels/panel.h"
-#include "kernels/panel_tiles.h"
+#include "kernels/tiles/panel.h"
+#include "kernels/tiles/panel_matrix.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -30,50 +30,48 @@ bool rows_collide(int64_t m, int64_t stride) {
   return kInPlace && kMaxRows > kWays && m > kWays && stride * sizeof(T) % kWayBytes == 0;
 }
 
-// Some rows of a, as deep as they are taken at a time.
+// Some rows of activations, and as deep as they are taken at a time.
 template <class T>
 struct TakenRows {
-  const Left<T>* a;
-  int64_t a_stride;
+  const T* from;
+  int64_t from_stride;
   int64_t count;
-  int64_t size;      // channels of a row, of which these are
-  int64_t k, depth;  // [k, k + depth)
-};
+  int64_t size;              // channels of a row, of which these are
+  int64_t k = 0, depth = 0;  // [k, k + depth)
+  const Left<T>* a = nullptr;
+  int64_t a_stride = 0;
 
-// Channels [rows.k, rows.k + rows.depth), of which `a` is the first.  Rows that have the type
-// already are read where they lie, others are widened into `wide`.
-template <class T>
-void take_rows(TakenRows<T>& rows, const T* a, int64_t a_stride, float* wide) {
-  if constexpr (kSame<T, Left<T>>) {
-    rows.a = a;
-    rows.a_stride = a_stride;
-  } else {
-    rows.a = wide;
-    rows.a_stride = padded_depth(rows.depth);
-    for (int64_t r = 0; r < rows.count; ++r)
-      for_each_vector(rows.depth, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
-        store_n(wide + r * rows.a_stride + i, load_n(a + r * a_stride + i, n), n);
-      });
+  // Those that have the type already are read where they lie, others are widened into scratch.
+  void take(float* scratch) {
+    const T* const first = from + k;
+    a_stride = from_stride;
+    if constexpr (!kSame<T, Left<T>>) {
+      a = scratch;
+      a_stride = padded_depth(depth);
+      for (int64_t r = 0; r < count; ++r)
+        for_each_vector(depth, [&](int64_t i, int n) CPU_BACKEND_LAMBDA {
+          store_n(scratch + r * a_stride + i, load_n(first + r * from_stride + i, n), n);
+        });
+    } else {
+      a = first;
+      if constexpr (kInTiles<T>) end_in_zeros(reinterpret_cast<Left<T>*>(scratch));
+    }
   }
-}
 
+ private:
+  // Tiles read whole multiples of their depth: where a row has none, a copy ends in zeros.
+  void end_in_zeros([[maybe_unused]] Left<T>* copy) {
 #if defined(CPU_BACKEND_TILES)
-// Tiles read whole multiples of their depth: where a row has none, a copy ends in zeros.
-template <>
-inline void take_rows(TakenRows<bf16_t>& rows, const bf16_t* a, int64_t a_stride, float* scratch) {
-  const int64_t padded = round_up(rows.depth, kTileDepth);
-  rows.a = a;
-  rows.a_stride = a_stride;
-  if (padded > rows.depth && rows.size % kTileDepth != 0) {
-    bf16_t* copy = reinterpret_cast<bf16_t*>(scratch);
-    for (int64_t r = 0; r < rows.count; ++r)
-      for (int64_t k = 0; k < padded; ++k)
-        copy[r * padded + k] = k < rows.depth ? a[r * a_stride + k] : bf16_t{};
-    rows.a = copy;
-    rows.a_stride = padded;
-  }
-}
+    const int64_t padded = round_up(depth, kTileDepth);
+    if (padded == depth || size % kTileDepth == 0) return;
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t i = 0; i < padded; ++i)
+        copy[r * padded + i] = i < depth ? a[r * a_stride + i] : Left<T>{};
+    a = copy;
+    a_stride = padded;
 #endif
+  }
+};
 
 // Rows of one item of m; decoded: the panels are, for each item anew.
 template <class T>
@@ -102,6 +100,35 @@ constexpr int64_t panels_at_once(int64_t rows) {
   if (kMaxRows == 12) return rows <= 3 ? 4 : rows <= 6 ? 2 : 1;
   return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
+
+// What the formats have in common that meet floats.
+template <class T>
+class MeetsFloats {
+ public:
+  // decoded: panels are, for each item anew.
+  MeetsFloats(int64_t k, bool decoded) : k_(k), decoded_(decoded) {}
+
+  TakenRows<T> rows(const GemmArgs& args, Slice rows) const {
+    return {static_cast<const T*>(args.a) + rows.begin * args.a_stride, args.a_stride,
+            rows.end - rows.begin, k_};
+  }
+  void take(TakenRows<T>& rows, float* scratch) const { rows.take(scratch); }
+
+  int64_t item_rows(int64_t m) const { return gemm_item_rows<T>(m, k_, decoded_); }
+  int64_t tile_rows() const { return kMaxRows; }
+  int64_t depth(int64_t count) const { return taken_depth<T>(count, k_); }
+  int64_t at_once(int64_t count) const { return panels_at_once(count); }
+  int64_t stored_together(int64_t count, bool) const {
+    constexpr int64_t kTogether = kInTiles<T> ? 8 : 1;
+    return at_once(count) > kTogether ? at_once(count) : kTogether;
+  }
+
+ protected:
+  int64_t k_;
+
+ private:
+  bool decoded_;
+};
 
 template <int kCount>
 struct Count {

@@ -10,13 +10,13 @@
 //   | ...                                   | ...                                       |
 //   +---------------------------------------+-------------------------------------------+
 //
-// Both are panels of kernels/panel.h (16- and 8-bit rows in pairs, except fp16), so Q*K^T runs with
-// tokens in the vector lanes and P*V with channels in them, and neither needs a horizontal sum or a
-// transpose; and each is read from its beginning to its end: as one panel of N tokens or D
-// channels, whose steps lie N or D apart, decode attention over 8k tokens took 9 % longer (Zen 5).
-// N, D and the width of values, which may be another than D, are multiples of 16.  The last panel
-// of W = kPanelWidth may be narrower.  With int8 codes two rows of fp32 follow: the scales of the N
-// keys, then those of the N values.
+// Both are panels of kernels/tiles/panel.h (16- and 8-bit rows in pairs, except fp16), so Q*K^T
+// runs with tokens in the vector lanes and P*V with channels in them, and neither needs a
+// horizontal sum or a transpose; and each is read from its beginning to its end: as one panel of N
+// tokens or D channels, whose steps lie N or D apart, decode attention over 8k tokens took 9 %
+// longer (Zen 5). N, D and the width of values, which may be another than D, are multiples of 16.
+// The last panel of W = kPanelWidth may be narrower.  With int8 codes two rows of fp32 follow: the
+// scales of the N keys, then those of the N values.
 //
 // Codes     code = x / scale, to nearest even, saturating.  fp8: NaN stays NaN.  int8: where a
 //           number of the row is not finite its scale is NaN, and so is what attends to it.

@@ -1,7 +1,7 @@
 // Panels side by side, as a page of keys or values has them, and products with a part of them.
 #pragma once
 
-#include "kernels/integer_panel.h"
+#include "kernels/tiles/integer_panel.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 

@@ -33,7 +33,7 @@
 
 #include "core/quant.h"
 #include "isa/dot.h"
-#include "kernels/quant_pack.h"
+#include "kernels/formats/integer_pack.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 

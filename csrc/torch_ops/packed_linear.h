@@ -26,7 +26,7 @@ struct PackedLinear {
   int parts = 1;  // weights side by side, see kernels/epilogue.h
   std::unique_ptr<QuantizedWeight> quantized;
 
-  // Whether rows of activations become integers before they meet it (kernels/quant_gemm.h).
+  // Whether rows of activations become integers before they meet it (kernels/formats/integers.h).
   bool meets_integers() const {
     return quantized && quantized->layout.activations != Activations::kFloat;
   }

@@ -46,8 +46,7 @@ int64_t product_row_bytes(const PackedLinear& weight, int64_t element_bytes) {
 }
 
 int64_t product_scratch_floats(const PackedLinear& weight) {
-  return weight.meets_integers() ? kernels().quant_scratch_floats(weight.quantized->layout)
-                                 : kernels().gemm_scratch_floats;
+  return kernels().gemm_scratch_floats(weight.quantized ? &weight.quantized->layout : nullptr);
 }
 
 GemmPlan Product::plan(int64_t threads) const {
@@ -87,23 +86,12 @@ void Product::take_rows(const void* x, int64_t x_stride, Slice taken) const {
 }
 
 void Product::run(const GemmPlan& plan, int64_t item, float* scratch) const {
-  if (weight->meets_integers()) {
-    const QuantGemmArgs args{weight->quantized->layout,
-                             quant_rows(),
-                             weight->packed.const_data_ptr(),
-                             row_shift,
-                             column_shift,
-                             epilogue};
-    return kernels().quant_gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
-  }
-  const GemmArgs args{rows,
-                      rows_stride,
-                      weight->packed.const_data_ptr(),
-                      weight->parts,
-                      weight->n,
-                      weight->k,
-                      epilogue,
-                      weight->quantized ? &weight->quantized->layout : nullptr};
+  const QuantLayout* const codes = weight->quantized ? &weight->quantized->layout : nullptr;
+  const GemmArgs args{
+      rows,          rows_stride, weight->packed.const_data_ptr(),
+      weight->parts, weight->n,   codes ? codes->k : weight->k,
+      epilogue,      codes,       weight->meets_integers() ? quant_rows() : QuantRows{},
+      row_shift,     column_shift};
   kernels().gemm(dtype, args, plan.rows(item), plan.panels(item), scratch);
 }
 

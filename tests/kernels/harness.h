@@ -47,7 +47,7 @@ constexpr bool kEmulated = false;
 // Repetitions, a tenth of them where every instruction is emulated.
 constexpr int64_t reps(int64_t native) { return kEmulated ? (native + 9) / 10 : native; }
 
-// Where element (row, column) of a panel lies, in elements, as kernels/panel.h documents it,
+// Where element (row, column) of a panel lies, in elements, as kernels/tiles/panel.h documents it,
 // written out again.
 enum class Words { kSingle, kPairs, kIntegerPairs };
 inline int64_t documented_offset(const KernelTable& table, Words words, int64_t row, int64_t column,

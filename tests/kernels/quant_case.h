@@ -168,12 +168,15 @@ struct QuantProblem {
     return to;
   }
 
-  QuantGemmArgs gemm_args(const QuantizedRows& rows, const std::vector<unsigned char>& packed,
-                          Buffer& c, bool with_bias) const {
-    QuantGemmArgs args{};
-    args.layout = layout;
-    args.rows = rows.rows;
+  GemmArgs gemm_args(const QuantizedRows& rows, const std::vector<unsigned char>& packed, Buffer& c,
+                     bool with_bias) const {
+    GemmArgs args{};
     args.packed = packed.data();
+    args.parts = layout.parts;
+    args.n = layout.n;
+    args.k = layout.k;
+    args.codes = &layout;
+    args.integers = rows.rows;
     args.epilogue.bias = with_bias ? bias.data() : nullptr;
     args.epilogue.c = c.data();
     args.epilogue.c_stride = c.stride();
@@ -259,17 +262,17 @@ inline std::string label_of(const QuantProblem& problem) {
 }
 
 // All rows and panels, in items of `tiles` tiles by `panel_step` panels.
-inline void run(const KernelTable& table, DType type, const QuantGemmArgs& args, int64_t tiles,
+inline void run(const KernelTable& table, DType type, const GemmArgs& args, int64_t tiles,
                 int64_t panel_step) {
-  const int64_t m = args.rows.m;
-  const int64_t row_step = tiles * args.rows.tile_rows;
-  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(args.layout));
-  const int64_t panels = table.panel_count(args.layout.n, args.layout.parts);
+  const int64_t m = args.integers.m;
+  const int64_t row_step = tiles * args.integers.tile_rows;
+  Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats(args.codes));
+  const int64_t panels = table.panel_count(args.n, args.parts);
   for (int64_t r = 0; r < m; r += row_step)
     for (int64_t p = 0; p < panels; p += panel_step)
-      table.quant_gemm(type, args, {r, std::min(r + row_step, m)},
-                       {p, std::min(p + panel_step, panels)}, static_cast<float*>(scratch.data()));
-  scratch.check_guards("quant scratch");
+      table.gemm(type, args, {r, std::min(r + row_step, m)}, {p, std::min(p + panel_step, panels)},
+                 static_cast<float*>(scratch.data()));
+  scratch.check_guards("scratch of codes");
 }
 
 }  // namespace cpu_backend::test

@@ -67,7 +67,7 @@ struct Problem {
   // Rows [rows.begin, rows.end) of c, in items of `row_step` x `panel_step`.
   void run(const KernelTable& table, const GemmArgs& args, Slice rows, int64_t row_step,
            int64_t panel_step) const {
-    Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
+    Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats(nullptr));
     for (int64_t r = rows.begin; r < rows.end; r += row_step)
       for (int64_t p = 0; p < panels(table); p += panel_step)
         table.gemm(type, args, {r, std::min(r + row_step, rows.end)},
@@ -80,7 +80,7 @@ struct Problem {
   bool transposed_;
 };
 
-// The layout that kernels/panel.h documents, written out again.
+// The layout that kernels/tiles/panel.h documents, written out again.
 void test_pack_weight_follows_the_documented_layout() {
   for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
@@ -215,7 +215,7 @@ void test_gemm_touches_only_its_rows_and_panels() {
       problem.a.set(3, 4, std::nan(""));  // stays in its row
       const Buffer packed = problem.pack(table);
       Buffer out(type, problem.m, problem.n, problem.n + 2);
-      Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
+      Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats(nullptr));
       const GemmArgs args = problem.args(packed, out, false);
       table.gemm(type, args, {1, 4}, {1, 2}, static_cast<float*>(scratch.data()));
       for (int64_t r = 0; r < problem.m; ++r)

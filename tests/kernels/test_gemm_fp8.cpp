@@ -33,7 +33,7 @@ GemmArgs args_of(const QuantProblem& problem, const std::vector<unsigned char>& 
 // All rows and panels, in items of `row_step` rows by `panel_step` panels.
 void run(const KernelTable& table, const QuantProblem& problem, const GemmArgs& args,
          int64_t row_step, int64_t panel_step) {
-  Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats);
+  Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats(&problem.layout));
   const int64_t panels = problem.panels(table);
   for (int64_t r = 0; r < problem.m; r += row_step)
     for (int64_t p = 0; p < panels; p += panel_step)

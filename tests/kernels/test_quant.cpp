@@ -18,10 +18,10 @@ void check_product(const KernelTable& table, const QuantProblem& problem, int64_
   const std::vector<unsigned char> packed = problem.pack(table);
   const QuantizedRows rows = problem.quantize(table, tile_rows);
   Buffer c(problem.type, problem.m, layout.n, layout.n + 5);
-  const QuantGemmArgs args = problem.gemm_args(rows, packed, c, with_bias);
-  Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(layout));
-  table.quant_gemm(problem.type, args, {0, problem.m}, {0, problem.panels(table)},
-                   static_cast<float*>(scratch.data()));
+  const GemmArgs args = problem.gemm_args(rows, packed, c, with_bias);
+  Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats(&layout));
+  table.gemm(problem.type, args, {0, problem.m}, {0, problem.panels(table)},
+             static_cast<float*>(scratch.data()));
   Compare compare(problem.type, label);
   for (int64_t r = 0; r < problem.m; ++r) {
     const IntegerRow row = problem.integers(r);
@@ -47,7 +47,7 @@ void check_product(const KernelTable& table, const QuantProblem& problem, int64_
   c.check_guards(label);
 }
 
-void test_quant_gemm_is_the_integer_definition() {
+void test_gemm_is_the_integer_definition() {
   for_each_target_and_emulated([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     int64_t turn = 0;
@@ -73,8 +73,8 @@ void test_quant_gemm_is_the_integer_definition() {
     }
   });
 }
-const Registration a("quant/test_quant_gemm_is_the_integer_definition",
-                     test_quant_gemm_is_the_integer_definition);
+const Registration a("quant/test_gemm_is_the_integer_definition",
+                     test_gemm_is_the_integer_definition);
 
 // By the definition, and to the bit what the codes give that others expand into: few rows, which
 // meet them as they are, one tile, which expands as it goes, and several, which find a panel
@@ -158,7 +158,7 @@ void test_narrow_codes_are_4_bit_codes() {
 const Registration n("quant/test_narrow_codes_are_4_bit_codes", test_narrow_codes_are_4_bit_codes);
 
 // The largest sums of either sign, over more steps than any partial sum holds by itself.
-void test_quant_gemm_survives_extremes() {
+void test_gemm_survives_extremes() {
   for_each_target([](const KernelTable& table) {
     const int64_t k = kEmulated ? 1024 : 9000;
     for (int bits : {2, 3, 4, 8}) {
@@ -181,7 +181,7 @@ void test_quant_gemm_survives_extremes() {
     }
   });
 }
-const Registration b("quant/test_quant_gemm_survives_extremes", test_quant_gemm_survives_extremes);
+const Registration b("quant/test_gemm_survives_extremes", test_gemm_survives_extremes);
 
 void test_quant_row_does_not_depend_on_its_batch() {
   for_each_target([](const KernelTable& table) {
@@ -261,7 +261,7 @@ void test_many_rows_have_the_bits_of_few() {
 const Registration m("quant/test_many_rows_have_the_bits_of_few",
                      test_many_rows_have_the_bits_of_few);
 
-void test_quant_gemm_touches_only_its_rows_and_panels() {
+void test_gemm_touches_only_its_rows_and_panels() {
   for_each_target([](const KernelTable& table) {
     const int64_t width = table.panel_width;
     for (Activations activations : kActivations) {
@@ -274,9 +274,9 @@ void test_quant_gemm_touches_only_its_rows_and_panels() {
         const std::vector<unsigned char> packed = problem.pack(table);
         const QuantizedRows rows = problem.quantize(table, tile_rows);
         Buffer out(DType::kFloat32, problem.m, layout.n, layout.n + 2);
-        Buffer scratch(DType::kFloat32, 1, table.quant_scratch_floats(layout));
-        table.quant_gemm(DType::kFloat32, problem.gemm_args(rows, packed, out, false), {3, 6},
-                         {1, 2}, static_cast<float*>(scratch.data()));
+        Buffer scratch(DType::kFloat32, 1, table.gemm_scratch_floats(&layout));
+        table.gemm(DType::kFloat32, problem.gemm_args(rows, packed, out, false), {3, 6}, {1, 2},
+                   static_cast<float*>(scratch.data()));
         const bool is_static =
             activations == Activations::kInt8Static || activations == Activations::kInt8StaticAzp;
         for (int64_t r = 0; r < problem.m; ++r)
@@ -292,8 +292,8 @@ void test_quant_gemm_touches_only_its_rows_and_panels() {
     }
   });
 }
-const Registration d("quant/test_quant_gemm_touches_only_its_rows_and_panels",
-                     test_quant_gemm_touches_only_its_rows_and_panels);
+const Registration d("quant/test_gemm_touches_only_its_rows_and_panels",
+                     test_gemm_touches_only_its_rows_and_panels);
 
 void test_quant_rows_of_nothing_are_zero() {
   for_each_target([](const KernelTable& table) {
@@ -340,7 +340,7 @@ void test_quant_given_codes_and_shifts() {
         table.quantize_given(given, {3, m});
         const std::vector<unsigned char> packed = problem.pack(table);
         Buffer c(DType::kFloat32, m, n, n + 1);
-        QuantGemmArgs args = problem.gemm_args(rows, packed, c, true);
+        GemmArgs args = problem.gemm_args(rows, packed, c, true);
         args.row_shift = shifts.data();
         args.column_shift = adjust.data();
         run(table, problem.type, args, 1, 2);

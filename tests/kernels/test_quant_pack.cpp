@@ -83,7 +83,7 @@ void test_pack_quant_reads_every_source() {
 const Registration a("quant_pack/test_pack_quant_reads_every_source",
                      test_pack_quant_reads_every_source);
 
-// The layout that kernels/quant_pack.h documents, written out again.
+// The layout that kernels/formats/integer_pack.h documents, written out again.
 void test_pack_quant_follows_the_documented_layout() {
   uint16_t probe = 1;
   unsigned char first;

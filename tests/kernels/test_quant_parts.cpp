@@ -50,7 +50,7 @@ void check_parts(const KernelTable& table, const QuantLayout& layout, int64_t m,
                    {product.data(), product.stride(), expected.data(), expected.stride(), half,
                     kind, true, false},
                    {0, m});
-  QuantGemmArgs args = halves.gemm_args(rows, packed_halves, got, with_bias);
+  GemmArgs args = halves.gemm_args(rows, packed_halves, got, with_bias);
   args.epilogue.gated = true;
   args.epilogue.activation = kind;
   run(table, plain.type, args, 200, 2 * pairs);
@@ -65,7 +65,7 @@ void check_parts(const KernelTable& table, const QuantLayout& layout, int64_t m,
 
   Buffer alone(plain.type, m, half, half + 3);
   const QuantizedRows row_by_row = plain.quantize(table, 1);
-  args.rows = row_by_row.rows;
+  args.integers = row_by_row.rows;
   args.epilogue.c = alone.data();
   run(table, plain.type, args, 1, 100);
   expect(alone == got, "%s: a gated row depends on its batch", label.c_str());

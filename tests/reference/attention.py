@@ -58,8 +58,8 @@ def attend(
 
 
 def in_panels(matrix: torch.Tensor, lanes: int) -> torch.Tensor:
-    """A matrix [rows, columns] in the order of csrc/kernels/panel.h, flat: panels of two vectors
-    of `lanes` numbers, the last one as narrow as what is left.
+    """A matrix [rows, columns] in the order of csrc/kernels/tiles/panel.h, flat: panels of two
+    vectors of `lanes` numbers, the last one as narrow as what is left.
 
     Numbers of less than 32 bits, but for fp16, share a word with the one in the next row or, where
     vectors have less than 16 lanes, `lanes` columns further.

@@ -3,7 +3,7 @@
 //
 //   c[m][n] = sum over the chains of every group of scale[g][n] * sum of a[m][k] * code[n][k]
 //
-// Packed    kernels/quant_pack.h.
+// Packed    kernels/formats/integer_pack.h.
 // Numerics  codes are exact in fp32 and bf16; a chain of at most kChainLength multiply-adds begins
 //           with its group, and is scaled and added in fp32 in the order of k.  In matrix tiles a
 //           group is one chain.
@@ -15,8 +15,8 @@
 
 #include "core/quant.h"
 #include "core/view.h"
+#include "kernels/formats/integer_pack.h"
 #include "kernels/gemm_rows.h"
-#include "kernels/quant_pack.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -74,10 +74,13 @@ struct DecodeAhead {
 };
 
 template <class T>
-class Fp8Weight {
+class Fp8Weight : public MeetsFloats<T> {
  public:
+  static constexpr int64_t kScratchFloats = kActivationFloats + kDecodedPanelFloats + kGroupFloats;
+
   explicit Fp8Weight(const GemmArgs& args)
-      : layout_(*args.codes),
+      : MeetsFloats<T>(args.k, true),
+        layout_(*args.codes),
         packed_(static_cast<const char*>(args.packed)),
         bytes_(panel_bytes(layout_)),
         group_bytes_(group_head_bytes(layout_) + layout_.group_steps() * step_bytes(8)) {}
@@ -90,10 +93,11 @@ class Fp8Weight {
     return whole > k ? whole : k + deep / kChainLength * kChainLength;
   }
 
-  // As PlainWeight has it; scratch of kDecodedPanelFloats + kGroupFloats.
+  // As PlainWeight has it; scratch of kScratchFloats, whose first kActivationFloats are the rows'.
   template <class Done>
   void multiply(const TakenRows<T>& rows, Slice panels, float* c, bool, float* scratch,
                 Done done) const {
+    scratch += kActivationFloats;
     const char* const panel = packed_ + panels.begin * bytes_;
     const int64_t end = rows.k + rows.depth, count = panels.end - panels.begin;
     if (rows.k == 0)

@@ -1,6 +1,7 @@
 // Weights of the activations' own type: fp32, bf16 or fp16.
 //
-// Packed    panels of kPanelWidth columns of n (kernels/panel.h), one after the other; columns past
+// Packed    panels of kPanelWidth columns of n (kernels/tiles/panel.h), one after the other;
+// columns past
 //           n are zeros.
 // Product   a panel streams past the rows and is widened in registers.  Widening a block of it into
 //           L1 first (Goto and van de Geijn 2008) was tried and lost: the widening hides behind the
@@ -77,15 +78,17 @@ void unpack_rows(const UnpackArgs& args, Slice rows) {
 }
 
 template <class T>
-class PlainWeight {
+class PlainWeight : public MeetsFloats<T> {
  public:
   explicit PlainWeight(const GemmArgs& args)
-      : packed_(static_cast<const T*>(args.packed)),
-        elements_(packed_panel_elements<T>(args.k)),
-        k_(args.k) {}
+      : MeetsFloats<T>(args.k, false),
+        packed_(static_cast<const T*>(args.packed)),
+        elements_(packed_panel_elements<T>(args.k)) {}
 
   // Where channels that are taken together end, about `deep` after k.
-  int64_t part_end(int64_t k, int64_t deep) const { return k_ - k < deep ? k_ : k + deep; }
+  int64_t part_end(int64_t k, int64_t deep) const {
+    return this->k_ - k < deep ? this->k_ : k + deep;
+  }
 
   // c[panels][rows][kPanelWidth] (+)= rows * panels; at most panels_at_once() of them.  first: of
   // many panels that these rows meet.  done(first row, rows) follows where results are ready.
@@ -135,7 +138,6 @@ class PlainWeight {
  private:
   const T* packed_;
   int64_t elements_;  // of a panel
-  int64_t k_;
 };
 
 }  // namespace CPU_BACKEND_NAMESPACE

@@ -1,7 +1,8 @@
 """Quantized checkpoints: which of the host's classes this backend provides, one visible list.
 
-Every scheme's weight is packed at load into the one form of ``csrc/kernels/quant_pack.h`` and the
-checkpoint's copy is freed; ``docs/quantization.md`` says what is computed with which integers.
+Every scheme's weight is packed at load into the one form of
+``csrc/kernels/formats/integer_pack.h`` and the checkpoint's copy is freed;
+``docs/quantization.md`` says what is computed with which integers.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 // The register tile of quantized products: some rows by some panels, one segment at a time
-// (kernels/quant_gemm.h).  Codes are unpacked by mask and shift where they are used: 2 instructions
-// for the 32 products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones, 11 for those
-// of a table, 2 more for 2-bit codes and 7 for 3-bit ones, shared by all rows of the tile.
+// (kernels/formats/integers.h).  Codes are unpacked by mask and shift where they are used: 2
+// instructions for the 32 products of a word of 8-bit codes and a row, 7 for the 64 of 4-bit ones,
+// 11 for those of a table, 2 more for 2-bit codes and 7 for 3-bit ones, shared by all rows of the
+// tile.
 #pragma once
 
 #include "core/quant.h"
 #include "isa/blocks.h"
 #include "isa/dot.h"
-#include "kernels/quant_expand.h"
-#include "kernels/quant_pack.h"
+#include "kernels/formats/integer_expand.h"
+#include "kernels/formats/integer_pack.h"
 #include "kernels/quant_rows.h"
 
 namespace CPU_BACKEND_NAMESPACE {
@@ -328,11 +329,12 @@ struct TileRows {
   const int32_t* starts;
   const int32_t* pieces;
 
-  CPU_BACKEND_INLINE TileRows(const QuantGemmArgs& args, int64_t row, int64_t rows)
-      : codes(static_cast<const char*>(args.rows.data) + row * quant_row_bytes(args.layout)),
-        scales(reinterpret_cast<const float*>(codes + rows * row_codes_bytes(args.layout))),
-        starts(reinterpret_cast<const int32_t*>(scales + rows * args.layout.segments())),
-        pieces(starts + rows * args.layout.segments()) {}
+  // `rows` rows that begin at row `row` of data.
+  CPU_BACKEND_INLINE TileRows(const QuantLayout& layout, ConstData data, int64_t row, int64_t rows)
+      : codes(static_cast<const char*>(data) + row * quant_row_bytes(layout)),
+        scales(reinterpret_cast<const float*>(codes + rows * row_codes_bytes(layout))),
+        starts(reinterpret_cast<const int32_t*>(scales + rows * layout.segments())),
+        pieces(starts + rows * layout.segments()) {}
   CPU_BACKEND_INLINE void end_segment(int64_t rows, int64_t bytes) {
     scales += rows;
     starts += rows;
@@ -395,7 +397,7 @@ CPU_BACKEND_INLINE void add_panel(const QuantLayout& layout, const char* group, 
   }
 }
 
-// The tile that kernels/quant_gemm.h drives: kRows rows of kPanels panels in registers.
+// The tile that kernels/formats/integers.h drives: kRows rows of kPanels panels in registers.
 template <int kBits, bool kQuads, int kRows, int kPanels>
 class RegisterTile {
  public:
@@ -403,7 +405,6 @@ class RegisterTile {
 
   CPU_BACKEND_INLINE RegisterTile(const QuantLayout&, int64_t, float*, float*) {}
 
-  static constexpr int64_t rows(int64_t) { return kRows; }
   CPU_BACKEND_INLINE int64_t code_bytes(int64_t steps) const {
     return steps * kRows * (kQuads ? kQuadsStep : kPairsStep);
   }

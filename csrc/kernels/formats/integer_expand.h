@@ -14,12 +14,12 @@
 // A product of one tile of rows expands into bytes a group at a time, which stays in L1, one of
 // several tiles a panel at a time, as all expand into 4 bits: all rows then meet the same codes,
 // and both ways give the same numbers.  Up to QuantLayout::kFewRows rows meet codes that are not
-// expanded, but read so in registers (kernels/quant_tile.h).
+// expanded, but read so in registers (kernels/tiles/integer_registers.h).
 #pragma once
 
 #include "core/quant.h"
 #include "isa/dot.h"
-#include "kernels/quant_pack.h"
+#include "kernels/formats/integer_pack.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -36,7 +36,7 @@ CPU_BACKEND_INLINE void fetch_ahead(const char* from, int64_t bytes) {
 }
 
 // The even channels of a step in one half of each lane of vector v, the odd ones in the other, as
-// kernels/quant_pack.h has them; with 3 bits the uppermost four bits are any.
+// kernels/formats/integer_pack.h has them; with 3 bits the uppermost four bits are any.
 template <int kBits>
 CPU_BACKEND_INLINE VecU load_halves(const char* step, int v) {
   if constexpr (kBits == 4) return load_raw<VecU>(step + v * kVectorBytes);

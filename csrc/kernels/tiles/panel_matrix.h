@@ -1,6 +1,7 @@
 // Panels multiplied in matrix tiles (isa/tiles.h) where the target has them: two left operands by
 // the panel's columns at a time.  For bf16 multiply_in_tiles() takes whole panels of a weight, and
-// multiply_panel() any part of one, as in kernels/panel.h; kernels/quant_matrix.h multiplies codes.
+// multiply_panel() any part of one, as in kernels/tiles/panel.h; kernels/tiles/integer_matrix.h
+// multiplies codes.
 //
 // Memory    a step of two by two tiles loads 4 KiB, more than L2 alone gives in the time: so a part
 //           of the panel stays in L1 while all rows pass by, and the next panel is fetched
@@ -15,7 +16,7 @@
 #pragma once
 
 #include "isa/tiles.h"
-#include "kernels/panel.h"
+#include "kernels/tiles/panel.h"
 
 #if defined(CPU_BACKEND_TILES)
 

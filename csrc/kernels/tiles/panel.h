@@ -16,7 +16,7 @@
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
-// Codes     of int8 are multiplied by integers, see kernels/integer_panel.h.
+// Codes     of int8 are multiplied by integers, see kernels/tiles/integer_panel.h.
 #pragma once
 
 #include "core/gemm_plan.h"

@@ -6,7 +6,7 @@
 //           panel, a single row spent as much time between its loops as in them.
 #pragma once
 
-#include "kernels/panel_tiles.h"
+#include "kernels/tiles/panel_matrix.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 

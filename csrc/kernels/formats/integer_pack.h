@@ -22,7 +22,7 @@
 //          2 bits: two bytes per column, of the even channels and of the odd ones, lowest first.
 //          3 bits: the same with 12 bits instead of 8, whose upper four come after the bytes of all
 //          columns: two bytes with those of column c low and of column kLanes + c high.
-//          fp8: numbers of a panel (kernels/panel.h), no words.
+//          fp8: numbers of a panel (kernels/tiles/panel.h), no words.
 // Order    act-order weights are packed sorted by group: `channels` says which channel of the
 //          activations each k is, and the same list serves to read the activations
 //          (kernels/quant_rows.h).  -1 fills up groups of unequal size.
@@ -30,7 +30,7 @@
 #pragma once
 
 #include "core/quant.h"
-#include "kernels/panel.h"
+#include "kernels/tiles/panel.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 

@@ -1,9 +1,9 @@
 // The matrix tile of quantized products: many rows of one panel by tiles of bytes (isa/tiles.h),
-// driven as kernels/quant_tile.h is, with the same sums and so the same results.
+// driven as kernels/tiles/integer_registers.h is, with the same sums and so the same results.
 //
 // Panel     a word of 8-bit codes of each column is what a tile has of the panel; narrower codes
 // are
-//           expanded before (kernels/quant_expand.h).
+//           expanded before (kernels/formats/integer_expand.h).
 // Rows      kernels/quant_rows.h, Matrix: signed quads, or the upper and lower bytes of pairs, each
 //           by themselves: code * activation = 256 * (code * upper) + code * lower.
 // Order     as many channels of the panel as stay in L1 meet all rows; the sums of a longer segment
@@ -11,8 +11,8 @@
 //           sums are there, while the tiles multiply the next rows.
 #pragma once
 
-#include "kernels/panel_tiles.h"
-#include "kernels/quant_tile.h"
+#include "kernels/tiles/integer_registers.h"
+#include "kernels/tiles/panel_matrix.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -39,7 +39,6 @@ class MatrixTile {
     for (int64_t i = 0; i < rows * kPanelWidth; i += kLanes) store(block + i, Vec{});
   }
 
-  static constexpr int64_t rows(int64_t rows) { return rows; }
   int64_t code_bytes(int64_t steps) const {
     return round_up(steps, part_) * rows_ * kPlanes * kQuadsStep;
   }
