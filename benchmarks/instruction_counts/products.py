@@ -27,7 +27,7 @@ from benchmarks.instruction_counts.assembly import (
 from tests.targets import Target
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADERS = ("kernels/attention.h", "kernels/gemm.h", "kernels/quant_gemm.h")
+HEADERS = ("kernels/attention.h", "kernels/gemm.h")
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -54,7 +54,7 @@ def _floats(left: str, right: str, scales: str = "Unscaled") -> str:
 
 
 def _codes(bits: int, quads: str) -> str:
-    return f"quant_tile<RegisterTile<{bits}, {quads}, {{rows}}, {{panels}}>>"
+    return f"integer_tile<RegisterTile<{bits}, {quads}, {{rows}}, {{panels}}>>"
 
 
 # In blocks two pairs go together, in pairs each is a turn.

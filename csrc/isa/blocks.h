@@ -36,13 +36,7 @@ struct ColumnBlocks {
       : of{lanes_of<0, 4, 1, 5>(first, second), lanes_of<2, 6, 3, 7>(first, second)} {}
 };
 
-// Two rows of four columns become the blocks of columns 0 and 1 and of columns 2 and 3, and back.
-template <class V>
-CPU_BACKEND_INLINE void rows_to_blocks(V& row0, V& row1) {
-  const V left = lanes_of<0, 4, 1, 5>(row0, row1);
-  row1 = lanes_of<2, 6, 3, 7>(row0, row1);
-  row0 = left;
-}
+// Blocks of columns 0 and 1 and of columns 2 and 3 become two rows of four columns.
 template <class V>
 CPU_BACKEND_INLINE void blocks_to_rows(V& left, V& right) {
   const V row0 = lanes_of<0, 2, 4, 6>(left, right);

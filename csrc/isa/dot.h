@@ -16,6 +16,16 @@ typedef int16_t VecS __attribute__((vector_size(kVectorBytes)));
 
 CPU_BACKEND_INLINE Vec from_int(VecI x) { return __builtin_convertvector(x, Vec); }
 
+// The upper four bits of each byte.
+CPU_BACKEND_INLINE VecU upper_nibbles(VecU x) {
+#if defined(__aarch64__)
+  return (VecU)vshrq_n_u8((uint8x16_t)x, 4);
+#else
+  typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+  return (VecU)((Halves)x >> 4) & 0x0f0f0f0fu;
+#endif
+}
+
 // Computes x here and now.  GCC likes to collect integer additions of several steps at their end,
 // which takes more registers than there are: half of the speed of the register tiles.
 template <class V>
@@ -74,8 +84,7 @@ constexpr bool kQuads8 = true;
 template <bool kSigned>
 CPU_BACKEND_INLINE VecU dot_bytes(VecU sum, VecU a, VecU codes) {
   for (int byte = 0; byte < 4; ++byte) {
-    const VecU x =
-        kSigned ? (VecU)((VecI)(a << (24 - 8 * byte)) >> 24) : (a >> (8 * byte)) & 0xffu;
+    const VecU x = kSigned ? (VecU)((VecI)(a << (24 - 8 * byte)) >> 24) : (a >> (8 * byte)) & 0xffu;
     sum = sum + x * ((codes >> (8 * byte)) & 0xffu);
   }
   return sum;

@@ -15,12 +15,15 @@
 // Matrix    where the target has matrix tiles, a tile of more than kQuantRows rows keeps together
 //           matrix_steps() steps of a row, which is a row of a left operand.  The last ones of a
 //           segment are filled up with zeros.  Operands have equal numbers of rows, so the last one
-//           may read past the tile's rows; these products are dropped.  Pairs lie in two planes of
-//           bytes: for all rows the upper ones, which are signed, then the lower ones, which are
-//           not, both in the order of quads.
+//           may read past the tile's rows; these products are dropped.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
 //           where the target sums quads of such codes exactly.
+// Planes    of pairs, in matrix tiles and where the target multiplies quads of bytes: for all rows
+//           of the tile the upper bytes, which are signed, then the lower ones, which are not, both
+//           in the order of quads.  code * pair = 256 * (code * upper) + code * lower.
+// Signs     where bytes of equal signs alone are multiplied, signed ones that meet codes of 8 bits
+//           are kept plus 128.
 // Schemes   kInt16, kInt8  scale = max|x| of the segment / 32767 or 127, code = round(x / scale)
 //           kInt8Token     the same over the row; x / scale is a true division
 //           ...Azp         range [min(x, 0), max(x, 0)], scale = range / 255, zero =

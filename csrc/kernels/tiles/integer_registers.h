@@ -170,8 +170,8 @@ CPU_BACKEND_INLINE void dot_plane(VecU (&sums)[kRows][kPanelVecs], const char* a
   }
 }
 
-// The products of rows kFirst to kFirst + kCount.  Bytes that are kept plus 128 give 128 times the
-// sum of a column's codes too much.
+// Rows kFirst to kFirst + kCount - 1.  Bytes that are kept plus 128 give 128 times the sum of a
+// column's codes too much.
 template <Form kForm, bool kPairs, bool kFetch, int kFirst, int kCount, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_planes(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
                                    int64_t steps) {
@@ -221,7 +221,8 @@ CPU_BACKEND_INLINE void dot_planes(IntTile<kRows, kPanels>& tile, const char* a,
     }
 }
 
-// As many rows at a time as have registers for the sums of all planes, in whole pairs.
+// As many rows at a time as have registers for the sums of their planes, in whole pairs: the codes
+// of a segment stay in L1 meanwhile.
 template <Form kForm, bool kPairs, bool kFetch, int kFirst = 0, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_planes(IntTile<kRows, kPanels>& tile, const char* a,
                                          TileCodes& codes, int64_t steps) {
