@@ -90,6 +90,9 @@ TOOLS = {
     "aarch64-linux-gnu-g++": _program(
         "aarch64-linux-gnu-g++", "all on aarch64", "g++-aarch64-linux-gnu"
     ),
+    "llvm-mca-19": _program(
+        "llvm-mca-19", "how fast models of CPUs run the kernels' loops", "llvm-19"
+    ),
     "qemu-aarch64-static": _program("qemu-aarch64-static", "all on aarch64", "qemu-user-static"),
     "apt-get": Tool(
         "the whole plugin on aarch64",

@@ -36,13 +36,7 @@ struct ColumnBlocks {
       : of{lanes_of<0, 4, 1, 5>(first, second), lanes_of<2, 6, 3, 7>(first, second)} {}
 };
 
-// Two rows of four columns become the blocks of columns 0 and 1 and of columns 2 and 3, and back.
-template <class V>
-CPU_BACKEND_INLINE void rows_to_blocks(V& row0, V& row1) {
-  const V left = lanes_of<0, 4, 1, 5>(row0, row1);
-  row1 = lanes_of<2, 6, 3, 7>(row0, row1);
-  row0 = left;
-}
+// Blocks of columns 0 and 1 and of columns 2 and 3 become two rows of four columns.
 template <class V>
 CPU_BACKEND_INLINE void blocks_to_rows(V& left, V& right) {
   const V row0 = lanes_of<0, 2, 4, 6>(left, right);
@@ -73,13 +67,16 @@ CPU_BACKEND_INLINE Vec dot_blocks(Vec acc, VecU rows, VecU columns) {
 #endif
 }
 
-// The same of quads: signed bytes of rows, unsigned ones of columns; sums are exact.
-CPU_BACKEND_INLINE VecI dot_blocks(VecI sum, VecU rows, VecU columns) {
+// The same of quads: bytes of rows, signed or not, and unsigned ones of columns; modulo 2^32.
+template <bool kSigned>
+CPU_BACKEND_INLINE VecU dot_blocks(VecU sum, VecU rows, VecU columns) {
 #if defined(CPU_BACKEND_EMULATE_BLOCKS)
-  sum = dot_quads<8>(sum, (VecI)words_of_rows<0>(rows), words_of_columns<0>(columns));
-  return dot_quads<8>(sum, (VecI)words_of_rows<1>(rows), words_of_columns<1>(columns));
+  sum = dot_bytes<kSigned>(sum, words_of_rows<0>(rows), words_of_columns<0>(columns));
+  return dot_bytes<kSigned>(sum, words_of_rows<1>(rows), words_of_columns<1>(columns));
 #else
-  return (VecI)vusmmlaq_s32((int32x4_t)sum, (uint8x16_t)columns, (int8x16_t)rows);
+  const uint8x16_t codes = (uint8x16_t)columns;
+  if constexpr (kSigned) return (VecU)vusmmlaq_s32((int32x4_t)sum, codes, (int8x16_t)rows);
+  return (VecU)vmmlaq_u32((uint32x4_t)sum, codes, (uint8x16_t)rows);
 #endif
 }
 

@@ -16,6 +16,16 @@ typedef int16_t VecS __attribute__((vector_size(kVectorBytes)));
 
 CPU_BACKEND_INLINE Vec from_int(VecI x) { return __builtin_convertvector(x, Vec); }
 
+// The upper four bits of each byte.
+CPU_BACKEND_INLINE VecU upper_nibbles(VecU x) {
+#if defined(__aarch64__)
+  return (VecU)vshrq_n_u8((uint8x16_t)x, 4);
+#else
+  typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+  return (VecU)((Halves)x >> 4) & 0x0f0f0f0fu;
+#endif
+}
+
 // Computes x here and now.  GCC likes to collect integer additions of several steps at their end,
 // which takes more registers than there are: half of the speed of the register tiles.
 template <class V>
@@ -70,6 +80,16 @@ constexpr int kQuadChain = 1 << 20;
 constexpr bool kQuads8 = true;
 #endif
 
+// sum + the four products of a, signed or not, and codes, by plain vectors and modulo 2^32.
+template <bool kSigned>
+CPU_BACKEND_INLINE VecU dot_bytes(VecU sum, VecU a, VecU codes) {
+  for (int byte = 0; byte < 4; ++byte) {
+    const VecU x = kSigned ? (VecU)((VecI)(a << (24 - 8 * byte)) >> 24) : (a >> (8 * byte)) & 0xffu;
+    sum = sum + x * ((codes >> (8 * byte)) & 0xffu);
+  }
+  return sum;
+}
+
 // sum + the four products of a (signed) and codes (unsigned, below 2^kBits).
 template <int kBits>
 CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
@@ -81,21 +101,28 @@ CPU_BACKEND_INLINE QuadSum dot_quads(QuadSum sum, VecI a, VecU codes) {
   return (VecI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)a);
 #elif defined(__AVX2__)
   return settled(sum + (VecS)_mm256_maddubs_epi16((__m256i)codes, (__m256i)a));
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
-  return (VecI)vusdotq_s32((int32x4_t)sum, (uint8x16_t)codes, (int8x16_t)a);
-#elif defined(__ARM_FEATURE_DOTPROD)
-  // Both sides signed: codes less 128, and 128 times the sum of `a`, which is one for all columns.
-  if constexpr (kBits == 4) return (VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)codes);
-  const int32x4_t half = vdotq_s32(vdupq_n_s32(0), (int8x16_t)a, vdupq_n_s8(64));
-  const int8x16_t less = (int8x16_t)(codes ^ 0x80808080u);
-  return settled((VecI)vdotq_s32((int32x4_t)sum, (int8x16_t)a, less) + ((VecI)half << 1));
 #else
-  VecU total = (VecU)sum;
-  for (int byte = 0; byte < 4; ++byte) {
-    const VecU x = (VecU)((a << (24 - 8 * byte)) >> 24);
-    total = total + x * ((codes >> (8 * byte)) & 0xffu);
+  return (VecI)dot_bytes<true>((VecU)sum, (VecU)a, codes);
+#endif
+}
+
+// The same of one of two quads for all lanes, modulo 2^32; kSigned: only where kSignedBytes, or by
+// codes below 128.
+typedef uint32_t TwoQuads __attribute__((vector_size(8)));
+template <bool kSigned, int kQuad>
+CPU_BACKEND_INLINE VecU dot_quad_of(VecU sum, TwoQuads a, VecU codes) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  const uint8x16_t bytes = (uint8x16_t)codes;
+  if constexpr (kSigned) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return (VecU)vusdotq_lane_s32((int32x4_t)sum, bytes, (int8x8_t)a, kQuad);
+#else
+    return (VecU)vdotq_lane_s32((int32x4_t)sum, (int8x16_t)bytes, (int8x8_t)a, kQuad);
+#endif
   }
-  return (VecI)total;
+  return (VecU)vdotq_lane_u32((uint32x4_t)sum, bytes, (uint8x8_t)a, kQuad);
+#else
+  return dot_bytes<kSigned>(sum, VecU{} + a[kQuad], codes);
 #endif
 }
 

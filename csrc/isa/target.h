@@ -47,6 +47,10 @@
     defined(CPU_BACKEND_BLOCKS)
 #define CPU_BACKEND_BF16_PAIRS
 #endif
+// Products of four bytes on vectors so fast that numbers of 16 bits go as two planes of bytes.
+#if defined(CPU_BACKEND_BLOCKS) || defined(__ARM_FEATURE_DOTPROD)
+#define CPU_BACKEND_PLANES
+#endif
 #if (defined(__AMX_BF16__) && defined(__AMX_INT8__)) || defined(CPU_BACKEND_EMULATE_TILES)
 #define CPU_BACKEND_TILES
 #endif
@@ -68,6 +72,17 @@ constexpr int kMaxRows = 6;
 constexpr bool kHasTiles = true;
 #else
 constexpr bool kHasTiles = false;
+#endif
+#if defined(CPU_BACKEND_PLANES)
+constexpr bool kHasPlanes = true;
+#else
+constexpr bool kHasPlanes = false;
+#endif
+// Whether signed bytes are multiplied by unsigned ones.  SDOT and UDOT want equal signs.
+#if defined(CPU_BACKEND_PLANES) && !defined(CPU_BACKEND_BLOCKS)
+constexpr bool kSignedBytes = false;
+#else
+constexpr bool kSignedBytes = true;
 #endif
 
 }  // namespace CPU_BACKEND_NAMESPACE

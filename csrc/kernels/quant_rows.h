@@ -15,12 +15,15 @@
 // Matrix    where the target has matrix tiles, a tile of more than kQuantRows rows keeps together
 //           matrix_steps() steps of a row, which is a row of a left operand.  The last ones of a
 //           segment are filled up with zeros.  Operands have equal numbers of rows, so the last one
-//           may read past the tile's rows; these products are dropped.  Pairs lie in two planes of
-//           bytes: for all rows the upper ones, which are signed, then the lower ones, which are
-//           not, both in the order of quads.
+//           may read past the tile's rows; these products are dropped.
 // Pairs     eight int16 in a row.  For 16-bit activations, and for codes less their zero point.
 // Quads     eight int8, each four in the order of the bytes of a packed word.  For symmetric 8 bits
 //           where the target sums quads of such codes exactly.
+// Planes    of pairs, in matrix tiles and where the target multiplies quads of bytes: for all rows
+//           of the tile the upper bytes, which are signed, then the lower ones, which are not, both
+//           in the order of quads.  code * pair = 256 * (code * upper) + code * lower.
+// Signs     where bytes of equal signs alone are multiplied, signed ones that meet codes of 8 bits
+//           are kept plus 128.
 // Schemes   kInt16, kInt8  scale = max|x| of the segment / 32767 or 127, code = round(x / scale)
 //           kInt8Token     the same over the row; x / scale is a true division
 //           ...Azp         range [min(x, 0), max(x, 0)], scale = range / 255, zero =
@@ -48,6 +51,11 @@ static inline bool uses_quads(const QuantLayout& layout) {
     default:
       return false;
   }
+}
+
+// Whether rows meet codes of up to 255, not of up to 15.
+static inline bool meets_bytes(const QuantLayout& layout) {
+  return layout.bits == 8 || layout.kind == CodeKind::kTable;
 }
 
 // Bytes of one channel of a row.
@@ -91,6 +99,16 @@ static inline int64_t quant_row_bytes(const QuantLayout& layout) {
   return round_up(row_codes_bytes(layout) + layout.segments() * 8 + layout.pieces() * 4, 64);
 }
 
+// Four codes of one byte in memory order become the word that byte_of_channel() describes.
+CPU_BACKEND_INLINE VecU order_quads(VecU w) {
+  const VecU second = w >> 8 & 0x000000ffu;
+  const VecU third = w >> 16 & 0x000000ffu;
+  if (kFirstIsLow) return (w & 0xff0000ffu) | second << 16 | third << 8;
+  return w >> 24 << 16 | second << 24 | third | (w & 0xffu) << 8;
+}
+
+constexpr bool kMayHavePlanes = kHasTiles || kHasPlanes;
+
 // A row under construction among the `together` rows of its tile.
 struct QuantRow {
   char* codes;
@@ -100,21 +118,24 @@ struct QuantRow {
   int64_t together;
   int64_t part = 1, done = 0;  // steps of a row that lie together, and how many of them are written
   bool planes = false;
+  uint32_t signs = 0;  // of four signed bytes, where they are kept plus 128
 
   QuantRow(const QuantLayout& layout, const QuantRows& rows, int64_t r) {
     const int64_t first = r / rows.tile_rows * rows.tile_rows;
     together = rows.m - first < rows.tile_rows ? rows.m - first : rows.tile_rows;
     char* tile = static_cast<char*>(rows.data) + first * quant_row_bytes(layout);
-    int64_t step = QuantLayout::kStep * channel_bytes(layout);
-    if (in_matrix(rows)) {
-      part = matrix_steps(layout);
-      planes = !uses_quads(layout);
-      step = QuantLayout::kStep;
-    }
+    if (in_matrix(rows)) part = matrix_steps(layout);
+    planes = (kHasPlanes || in_matrix(rows)) && !uses_quads(layout);
+    const int64_t step = QuantLayout::kStep * (planes ? 1 : channel_bytes(layout));
     codes = tile + (r - first) * part * step;
+    if (!kSignedBytes && meets_bytes(layout)) signs = 0x80808080u;
     scales = reinterpret_cast<float*>(tile + together * row_codes_bytes(layout)) + (r - first);
     starts = reinterpret_cast<int32_t*>(scales + together * layout.segments());
     pieces = starts + together * layout.segments();
+  }
+  // Four signed bytes in memory order as a word that is kept.
+  CPU_BACKEND_INLINE VecU signed_quads(VecU quads) const {
+    return kSignedBytes ? order_quads(quads) : order_quads(quads) ^ signs;
   }
   // Whole steps of channels of kBytes each; with planes the lower bytes lie `lower` behind.
   template <int kBytes>
@@ -123,14 +144,14 @@ struct QuantRow {
     const char* step = static_cast<const char*>(from);
     for (int64_t k = 0; k < channels; k += QuantLayout::kStep, step += kStepBytes) {
       __builtin_memcpy(codes, step, kStepBytes);
-      if (kHasTiles && planes)
+      if (kMayHavePlanes && planes)
         __builtin_memcpy(codes + together * part * kStepBytes, step + lower, kStepBytes);
       end_step<kStepBytes>();
     }
   }
   template <int64_t kStepBytes>
   CPU_BACKEND_INLINE void end_step() {
-    if constexpr (kHasTiles) {
+    if constexpr (kMayHavePlanes) {
       codes += kStepBytes;
       if (++done < part) return;
       done = 0;
@@ -166,29 +187,23 @@ struct QuantRow {
 
 constexpr int kBlock = QuantLayout::kStep * QuantLayout::kSegmentSteps;  // channels at a time
 
-// Four codes of one byte in memory order become the word that byte_of_channel() describes.
-CPU_BACKEND_INLINE VecU order_quads(VecU w) {
-  const VecU second = w >> 8 & 0x000000ffu;
-  const VecU third = w >> 16 & 0x000000ffu;
-  if (kFirstIsLow) return (w & 0xff0000ffu) | second << 16 | third << 8;
-  return w >> 24 << 16 | second << 24 | third | (w & 0xffu) << 8;
-}
-
 // Adds `size` codes, a multiple of 8 and at most kBlock, to the row and returns their sum.  code(i)
 // is a vector of them; one of AVX-512 may reach past `size`, where codes are zero.
 template <class Code>
 CPU_BACKEND_INLINE int32_t add_codes(int64_t size, bool quads, QuantRow& row, const Code& code) {
   char narrow[2 * kBlock];
   VecI sum{};
-  if (kHasTiles && row.planes) {
+  if (kMayHavePlanes && row.planes) {
     for (int64_t i = 0; i < size; i += kLanes) {
       const VecI v = code(i);
       sum = sum + v;
       store_raw(narrow + i, narrow_to_bytes((VecU)(v >> 8)));
       store_raw(narrow + kBlock + i, narrow_to_bytes((VecU)v));
     }
-    for (int64_t i = 0; i < 2 * kBlock; i += kVectorBytes)
-      store_raw(narrow + i, order_quads(load_raw<VecU>(narrow + i)));
+    for (int64_t i = 0; i < kBlock; i += kVectorBytes) {
+      store_raw(narrow + i, row.signed_quads(load_raw<VecU>(narrow + i)));
+      store_raw(narrow + kBlock + i, order_quads(load_raw<VecU>(narrow + kBlock + i)));
+    }
     row.add_steps<1>(narrow, size, kBlock);
   } else if (quads) {
     for (int64_t i = 0; i < size; i += kLanes) {
@@ -197,7 +212,7 @@ CPU_BACKEND_INLINE int32_t add_codes(int64_t size, bool quads, QuantRow& row, co
       store_raw(narrow + i, narrow_to_bytes((VecU)v));
     }
     for (int64_t i = 0; i < size; i += kVectorBytes)
-      store_raw(narrow + i, order_quads(load_raw<VecU>(narrow + i)));
+      store_raw(narrow + i, row.signed_quads(load_raw<VecU>(narrow + i)));
     row.add_steps<1>(narrow, size);
   } else {
     for (int64_t i = 0; i < size; i += kLanes) {

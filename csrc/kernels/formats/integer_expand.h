@@ -56,6 +56,8 @@ CPU_BACKEND_INLINE VecU quads_of_halves(VecU halves, int second) {
     const VecU even = second ? shift_halves(halves, 6) : halves;
     const VecU odd = second ? halves >> 1 : halves << 5;
     return (even & kCode * 0x00010001u) | (odd & kCode * 0x01000100u);
+  } else if (kBits == 4 && second) {
+    return upper_nibbles(halves);
   } else {
     const VecU word = kBits == 2 ? halves | halves << 6 : halves;
     return (second ? shift_halves(word, 4) : word) & kCode * 0x01010101u;
@@ -79,7 +81,7 @@ static inline const char* expand_levels(const char* from, int64_t channels, char
       for (int v = 0; v < kPanelVecs; ++v) {
         const VecU word = load_raw<VecU>(from + 4 * v * kLanes);
         const VecHalves low = (VecHalves)(word & 0x0f0f0f0fu);
-        const VecHalves high = (VecHalves)(shift_halves(word, 4) & 0x0f0f0f0fu);
+        const VecHalves high = (VecHalves)upper_nibbles(word);
         store_raw(to + 4 * v * kLanes, (VecU)(low * step[v]) + base[v]);
         store_raw(to + 4 * (kPanelWidth + v * kLanes), (VecU)(high * step[v]) + base[v]);
       }

@@ -141,49 +141,100 @@ CPU_BACKEND_INLINE void dot_steps_pairs(IntTile<kRows, kPanels>& tile, const cha
   }
 }
 
-#if defined(CPU_BACKEND_BLOCKS)
-// Two rows at a time meet blocks of two columns.  The sums of rows r and r + 1, for even r, are
-// meanwhile those of both rows with columns 0 and 1 and with columns 2 and 3 of each vector.
-template <Form kForm, bool kFetch, int kRows, int kPanels>
-CPU_BACKEND_INLINE void dot_chain_blocks(VecI (&sums)[kPanels][kRows][kPanelVecs], const char* a,
-                                         TileCodes& codes, int64_t steps) {
+#if defined(CPU_BACKEND_PLANES)
+// A plane of some rows at a step, two rows at a time in blocks of two columns where there are such:
+// the sums of rows r and r + 1, for even r, are then those of both rows with columns 0 and 1 and
+// with columns 2 and 3 of each vector.
+template <bool kSigned, int kRows>
+CPU_BACKEND_INLINE void dot_plane(VecU (&sums)[kRows][kPanelVecs], const char* a,
+                                  const VecU (&first)[kPanelVecs],
+                                  const VecU (&second)[kPanelVecs]) {
   static_assert(kQuadsStep == 8, "a step of a row is half of a block");
-  const auto for_each_block = [&](auto f) CPU_BACKEND_LAMBDA {
-    for (int p = 0; p < kPanels; ++p)
-      for (int r = 0; r + 2 <= kRows; r += 2)
-        for (int v = 0; v < kPanelVecs; ++v) f(sums[p][r][v], sums[p][r + 1][v]);
-  };
-  for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { rows_to_blocks(x, y); });
-  for (int64_t s = 0; s < steps; ++s, a += kRows * kQuadsStep, codes.end_step(stored_bits(kForm))) {
+  int r = 0;
+#if defined(CPU_BACKEND_BLOCKS)
+  for (; r + 2 <= kRows; r += 2) {
+    const VecU rows = load_raw<VecU>(a + r * kQuadsStep);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      const ColumnBlocks columns(first[v], second[v]);
+      sums[r][v] = dot_blocks<kSigned>(sums[r][v], rows, columns.of[0]);
+      sums[r + 1][v] = dot_blocks<kSigned>(sums[r + 1][v], rows, columns.of[1]);
+    }
+  }
+#endif
+  for (; r < kRows; ++r) {
+    const TwoQuads row = load_raw<TwoQuads>(a + r * kQuadsStep);
+    for (int v = 0; v < kPanelVecs; ++v) {
+      sums[r][v] = dot_quad_of<kSigned, 0>(sums[r][v], row, first[v]);
+      sums[r][v] = dot_quad_of<kSigned, 1>(sums[r][v], row, second[v]);
+    }
+  }
+}
+
+// Rows kFirst to kFirst + kCount - 1.  Bytes that are kept plus 128 give 128 times the sum of a
+// column's codes too much.
+template <Form kForm, bool kPairs, bool kFetch, int kFirst, int kCount, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_planes(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
+                                   int64_t steps) {
+  constexpr int kPlanes = kPairs ? 2 : 1;
+  constexpr bool kLast = kFirst + kCount == kRows;
+  constexpr bool kSigned = kSignedBytes || met_bits(kForm) == 4;
+  VecU sums[kPlanes][kPanels][kCount][kPanelVecs] = {};
+  VecU columns[kPanels][kPanelVecs] = {};
+  a += kFirst * kQuadsStep;
+  for (int64_t s = 0; s < steps; ++s, a += kPlanes * kRows * kQuadsStep) {
     if constexpr (kFetch) codes.fetch_own(stored_bits(kForm), kPanels);
     for (int p = 0; p < kPanels; ++p) {
       VecU first[kPanelVecs], second[kPanelVecs];
       for (int v = 0; v < kPanelVecs; ++v) {
         first[v] = code_quads<kForm>(codes, codes.step(p), v, 0);
         second[v] = code_quads<kForm>(codes, codes.step(p), v, 1);
-      }
-      auto& sum = sums[p];
-      int r = 0;
-      for (; r + 2 <= kRows; r += 2) {
-        const VecU rows = load_raw<VecU>(a + r * kQuadsStep);
-        for (int v = 0; v < kPanelVecs; ++v) {
-          const ColumnBlocks columns(first[v], second[v]);
-          sum[r][v] = dot_blocks(sum[r][v], rows, columns.of[0]);
-          sum[r + 1][v] = dot_blocks(sum[r + 1][v], rows, columns.of[1]);
+        if constexpr (!kSigned) {
+          constexpr TwoQuads kOnes{0x01010101u, 0x01010101u};
+          columns[p][v] = dot_quad_of<false, 0>(columns[p][v], kOnes, first[v]);
+          columns[p][v] = dot_quad_of<false, 1>(columns[p][v], kOnes, second[v]);
         }
       }
-      for (; r < kRows; ++r) {
-        const char* from = a + r * kQuadsStep;
-        for (int v = 0; v < kPanelVecs; ++v) {
-          sum[r][v] =
-              dot_quads<met_bits(kForm)>(sum[r][v], broadcast(load_raw<int32_t>(from)), first[v]);
-          sum[r][v] = dot_quads<met_bits(kForm)>(sum[r][v], broadcast(load_raw<int32_t>(from + 4)),
-                                                 second[v]);
-        }
-      }
+      dot_plane<kSigned>(sums[0][p], a, first, second);
+      if constexpr (kPairs) dot_plane<false>(sums[1][p], a + kRows * kQuadsStep, first, second);
+    }
+    if constexpr (kLast) {
+      codes.end_step(stored_bits(kForm));
+    } else {
+      codes.at += step_bytes(stored_bits(kForm));
     }
   }
-  for_each_block([](VecI& x, VecI& y) CPU_BACKEND_LAMBDA { blocks_to_rows(x, y); });
+  for (int p = 0; p < kPanels; ++p)
+    for (int v = 0; v < kPanelVecs; ++v) {
+      VecU rows[kCount];
+      for (int r = 0; r < kCount; ++r) {
+        rows[r] = sums[0][p][r][v];
+        if constexpr (kPairs) rows[r] = (rows[r] << 8) + sums[1][p][r][v];
+      }
+#if defined(CPU_BACKEND_BLOCKS)
+      for (int r = 0; r + 2 <= kCount; r += 2) blocks_to_rows(rows[r], rows[r + 1]);
+#endif
+      for (int r = 0; r < kCount; ++r) {
+        if constexpr (!kSigned) rows[r] = rows[r] - (columns[p][v] << (kPairs ? 15 : 7));
+        VecI& sum = tile.sum[p][kFirst + r][v];
+        sum = (VecI)((VecU)sum + rows[r]);
+      }
+    }
+}
+
+// As many rows at a time as have registers for the sums of their planes, in whole pairs: the codes
+// of a segment stay in L1 meanwhile.
+template <Form kForm, bool kPairs, bool kFetch, int kFirst = 0, int kRows, int kPanels>
+CPU_BACKEND_INLINE void dot_steps_planes(IntTile<kRows, kPanels>& tile, const char* a,
+                                         TileCodes& codes, int64_t steps) {
+  constexpr int kMost = kPairs ? kMaxRows / 2 : kMaxRows;
+  constexpr int kPart = round_up(ceil_div(kRows, ceil_div(kRows, kMost)), 2);
+  if constexpr (kRows - kFirst > kPart) {
+    TileCodes same = codes;
+    dot_planes<kForm, kPairs, kFetch, kFirst, kPart>(tile, a, same, steps);
+    dot_steps_planes<kForm, kPairs, false, kFirst + kPart>(tile, a, codes, steps);
+  } else {
+    dot_planes<kForm, kPairs, kFetch, kFirst, kRows - kFirst>(tile, a, codes, steps);
+  }
 }
 #endif
 
@@ -216,11 +267,7 @@ template <Form kForm, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const char* a,
                                         TileCodes& codes, int64_t steps) {
   if constexpr (kSame<QuadSum, VecI>) {
-#if defined(CPU_BACKEND_BLOCKS)
-    dot_chain_blocks<kForm, kFetch>(tile.sum, a, codes, steps);
-#else
     dot_chain_quads<kForm, kFetch>(tile.sum, a, codes, steps);
-#endif
   } else {
     constexpr int64_t kChain = kQuadChain / 2;  // two quads per step
     for (; steps > 0; steps -= kChain) {
@@ -237,11 +284,15 @@ CPU_BACKEND_INLINE void dot_steps_quads(IntTile<kRows, kPanels>& tile, const cha
 template <Form kForm, bool kQuads, bool kFetch, int kRows, int kPanels>
 CPU_BACKEND_INLINE void dot_steps(IntTile<kRows, kPanels>& tile, const char* a, TileCodes& codes,
                                   int64_t steps) {
+#if defined(CPU_BACKEND_PLANES)
+  dot_steps_planes<kForm, !kQuads, kFetch>(tile, a, codes, steps);
+#else
   if constexpr (kQuads) {
     dot_steps_quads<kForm, kFetch>(tile, a, codes, steps);
   } else {
     dot_steps_pairs<kForm, kFetch>(tile, a, codes, steps);
   }
+#endif
 }
 
 // Codes with levels that meet the activations as they are: every kLevelChannels channels add
