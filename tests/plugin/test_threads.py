@@ -217,6 +217,10 @@ def test_lists_are_taken_in_the_order_given(xeon: FakeMachine) -> None:
     assert plan(xeon, env=bind("0,15")).node is None
 
 
+def test_ranks_of_the_only_node_share_its_memory(arm: FakeMachine) -> None:
+    assert {(p.node_ranks, p.memory_nodes) for p in plans(arm, 2)} == {(2, ())}
+
+
 def test_lists_take_the_memory_of_the_nodes_that_they_span(xeon: FakeMachine) -> None:
     assert plan(xeon, env=bind("0,15")).memory_nodes == (0, 1)
     assert plan(xeon, env=bind("0-119")).memory_nodes == ()  # all there is
@@ -225,6 +229,9 @@ def test_lists_take_the_memory_of_the_nodes_that_they_span(xeon: FakeMachine) ->
     assert [p.node_ranks for p in ranks] == [2, 1, 2]
     visible = {**bind("nobind"), "CPU_VISIBLE_MEMORY_NODES": "2,3"}
     assert plan(xeon, env=visible).memory_nodes == (2, 3)
+    xeon.write_cgroup("0::/", {"cpuset.mems.effective": "1"})
+    assert plan(xeon, env=bind("0,15")).memory_nodes == (1,)
+    assert plan(xeon, env=bind("0-119")).memory_nodes == (1,)
 
 
 def test_lists_are_split_between_ranks(xeon: FakeMachine) -> None:
