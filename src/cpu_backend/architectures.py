@@ -55,6 +55,16 @@ WITHOUT_HALVES = (
 )
 # Those whose indexer attention/sparse.py has.
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+# Those that the host has and cannot compute on a CPU, or computes wrongly, and what they do.
+NOT_ON_CPUS = {
+    "AriaForConditionalGeneration": "lets an image's patches see the padding of one that is no "
+    "square in this vLLM",
+    "LongcatFlashNgramForCausalLM": "embeds n-grams of tokens by a kernel that this vLLM has for "
+    "GPUs alone",
+    "Rnj1ForCausalLM": "attends within chunks and to the one before, which this vLLM has for GPUs "
+    "alone",
+    "Step1ForCausalLM": "adds square roots of distances to scores, which cpu_backend does not have",
+}
 NOT_COMPARED = (
     "cpu_backend: %s has not been compared with transformers on this backend (docs/models.md lists "
     "what has): hold a few answers against another engine's before you rely on it."
@@ -72,6 +82,8 @@ def check(model: Any) -> None:
 
     model: the host's ModelConfig.  Raises ConfigError.
     """
+    if does := NOT_ON_CPUS.get(model.architecture):
+        raise ConfigError(f"{model.architecture} {does}: choose another model.")
     check_layers(model)
     kind = model.hf_config.model_type
     if kind == "hrm_text" and not model.hf_config.prefix_lm:

@@ -187,6 +187,8 @@ LIMITS = (
         unless=("n_group", 1),
     ),
     Limit("mova_num_experts", (0,), "K2HorizonForCausalLM"),
+    Limit("ffn_config.ffn_act_fn.name", SILU, "DbrxForCausalLM"),
+    Limit("ffn_config.moe_normalize_expert_weights", (1.0,), "DbrxForCausalLM"),
     # Tokens of earlier steps by the last loop: answers would depend on how prompts are cut.
     Limit(
         "recurrent_kv_cache_mode",

@@ -143,6 +143,21 @@ def test_positions_behind_that_of_padding(start: Callable[..., Offline], tmp_pat
         torch.testing.assert_close(mine, right, atol=EXACT, rtol=0)
 
 
+def test_a_projection_of_embeddings(start: Callable[..., Offline], tmp_path: Path) -> None:
+    """Of a model that the host computes by the class of transformers, and that classifies by more
+    than one layer."""
+    config = {**CLASSES, "embedding_size": 64}
+    name = "ElectraForSequenceClassification"
+    spec, model = written(PoolingSpec(name, "", "electra", config, auto=SEQUENCE), tmp_path)
+    asked = prompts(5, 200)
+    tokens = [{"prompt_token_ids": list(ids)} for ids in asked]
+    found = start(tmp_path).classify(tokens, use_tqdm=False)
+    for ids, output in zip(asked, found, strict=True):
+        right = pooling.expected(model, spec, ids, None)
+        mine = torch.tensor(output.outputs.probs)
+        torch.testing.assert_close(mine, right, atol=EXACT, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("spec", "what"),
     [
@@ -153,6 +168,10 @@ def test_positions_behind_that_of_padding(start: Callable[..., Offline], tmp_pat
         (
             PoolingSpec("ErnieForSequenceClassification", "", "ernie", CLASSES, auto=SEQUENCE),
             "ErnieModel, .* classifies behind a pooler, which vLLM leaves out: choose",
+        ),
+        (
+            PoolingSpec("EuroBertForSequenceClassification", "", "eurobert", auto=SEQUENCE),
+            r"EuroBertModel, .* classifies behind a layer \(dense\) that vLLM leaves out: choose",
         ),
     ],
     ids=lambda value: getattr(value, "name", ""),

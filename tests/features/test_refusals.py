@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from vllm.config.speculative import SpeculativeMethod
 
-from cpu_backend.architectures import WITHOUT_ADAPTERS
+from cpu_backend.architectures import NOT_ON_CPUS, WITHOUT_ADAPTERS
 from cpu_backend.errors import ConfigError
 from cpu_backend.only_with import LIMITS
 from tests.e2e.forked_cli import Run, run_all
@@ -371,6 +371,13 @@ def test_adapters_that_the_host_would_compute_wrongly(name: str, tmp_path: Path)
     hosts = rf"LoRA is not supported for {name} .* without .enable_lora."  # since 0.33, of some
     with pytest.raises(ConfigError, match=f"{ours}|{hosts}"):
         _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True, enable_lora=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NOT_ON_CPUS if "ForCausalLM" in name])
+def test_text_models_that_the_host_cannot_compute_on_a_cpu(name: str, tmp_path: Path) -> None:
+    build.write_config(next(spec for spec in text_specs.SPECS if spec.name == name), tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(f"{name} {NOT_ON_CPUS[name]}: choose")):
+        _configure(tmp_path, load_format="dummy", skip_tokenizer_init=True)
 
 
 def test_limits_are_of_classes_that_the_host_has() -> None:

@@ -196,7 +196,7 @@ def test_no_numa_or_topology_files_still_plan(tmp_path: Path) -> None:
 def test_nobind_counts_cores_but_binds_nothing(xeon: FakeMachine) -> None:
     result = plan(xeon, env=bind("nobind"))
     assert (result.cpus, result.process_cpus, result.node) == ((), (), None)
-    assert result.num_threads == 119
+    assert (result.num_threads, result.memory_nodes) == (119, ())
     assert {(p.num_threads, p.node_ranks) for p in plans(xeon, 8, env=bind("nobind"))} == {(15, 8)}
     assert plan(xeon, env={**bind("nobind"), "OMP_NUM_THREADS": "7"}).num_threads == 7
     assert plan(with_quota(xeon, "300000 100000"), env=bind("nobind")).num_threads == 3
@@ -215,6 +215,23 @@ def test_lists_are_taken_in_the_order_given(xeon: FakeMachine) -> None:
     assert (result.cpus, result.node) == ((8, 0, 1, 2, 3), 0)
     assert result.process_cpus == result.cpus
     assert plan(xeon, env=bind("0,15")).node is None
+
+
+def test_ranks_of_the_only_node_share_its_memory(arm: FakeMachine) -> None:
+    assert {(p.node_ranks, p.memory_nodes) for p in plans(arm, 2)} == {(2, ())}
+
+
+def test_lists_take_the_memory_of_the_nodes_that_they_span(xeon: FakeMachine) -> None:
+    assert plan(xeon, env=bind("0,15")).memory_nodes == (0, 1)
+    assert plan(xeon, env=bind("0-119")).memory_nodes == ()  # all there is
+    ranks = plans(xeon, 3, env=bind("0-29|30-44|15"))
+    assert [p.memory_nodes for p in ranks] == [(0, 1), (2,), (1,)]
+    assert [p.node_ranks for p in ranks] == [2, 1, 2]
+    visible = {**bind("nobind"), "CPU_VISIBLE_MEMORY_NODES": "2,3"}
+    assert plan(xeon, env=visible).memory_nodes == (2, 3)
+    xeon.write_cgroup("0::/", {"cpuset.mems.effective": "1"})
+    assert plan(xeon, env=bind("0,15")).memory_nodes == (1,)
+    assert plan(xeon, env=bind("0-119")).memory_nodes == (1,)
 
 
 def test_lists_are_split_between_ranks(xeon: FakeMachine) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.zoo import audio_processors, mistral, processors
+from tests.zoo import audio_processors, mistral, processors, ultravox
 from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken
 from tests.zoo.processors import FIRST
+from tests.zoo.remote.ultravox_processor import CONTEXT, MARK
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,31 @@ SPECS = (
         processor=processors.qwen3_asr,
         # Its processor takes no text without a sound.
         cases=shown("<|audio_start|><|audio_pad|><|audio_end|>", SOUNDS, at_once=1)[:-1],
+    ),
+    MediaSpec(
+        "UltravoxModel",
+        "Ultravox",
+        "ultravox",
+        {
+            "text_config": {"model_type": "llama"},
+            "audio_config": {
+                "model_type": "whisper",
+                "d_model": 64,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 112,
+                "num_mel_bins": 80,
+                "max_source_positions": CONTEXT // 2,
+                "init_std": 0.3,  # of convolutions: smaller, sounds would hardly matter
+            },
+            "hidden_size": 96,
+            "audio_token_index": FIRST,
+        },
+        processor=ultravox.processor,
+        cases=shown(MARK, LONGER, at_once=1),
+        options={"trust_remote_code": True},
+        note="compared with Whisper's encoder, Llama and what is between them in plain torch; "
+        "pieces of a sound that is longer than the encoder reads are not filled up",
     ),
     MediaSpec(
         "VoxtralForConditionalGeneration",

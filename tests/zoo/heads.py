@@ -44,6 +44,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from tests.zoo.domyn import DomynEdgeForCausalLM  # noqa: F401
 from tests.zoo.dory import DoryForCausalLM  # noqa: F401
+from tests.zoo.dots import DotsOCRForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
 from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
@@ -58,7 +59,14 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
+from tests.zoo.qwen_heads import (
+    ColQwen3,  # noqa: F401
+    ColQwen3_5,  # noqa: F401
+    JinaVLForSequenceClassification,  # noqa: F401
+    Qwen3VLTokens,  # noqa: F401
+)
 from tests.zoo.rebuilt import (
     DeciLMForCausalLM,  # noqa: F401
     DeepseekForCausalLM,  # noqa: F401
@@ -68,6 +76,7 @@ from tests.zoo.rebuilt import (
     SolarForCausalLM,  # noqa: F401
 )
 from tests.zoo.tokens import ANSWERS, SPECIAL
+from tests.zoo.ultravox import UltravoxModel  # noqa: F401
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host
 # ends with "cannot assign module before Module.__init__() call".

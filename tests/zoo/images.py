@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from tests.zoo import image_specs, renamed_image_specs
+from tests.zoo import image_specs, more_renamed_image_specs, renamed_image_specs
 from tests.zoo.audio import is_audio
 from tests.zoo.mixed import examine
 
 __all__ = ["SPECS", "examine", "registered"]
 
-SPECS = tuple(sorted((*image_specs.SPECS, *renamed_image_specs.SPECS), key=lambda spec: spec.name))
+SPECS = tuple(
+    sorted(
+        (*image_specs.SPECS, *renamed_image_specs.SPECS, *more_renamed_image_specs.SPECS),
+        key=lambda spec: spec.name,
+    )
+)
 
 
 def registered() -> list[str]:

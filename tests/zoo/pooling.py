@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests import tools
-from tests.zoo import judge, pooling_specs, renamed_pooling_specs
+from tests.zoo import judge, pooling_specs, qwen_pooling_specs, renamed_pooling_specs
 from tests.zoo.build import build
 from tests.zoo.elsewhere import run_engine
 from tests.zoo.judge import HOST, REFUSED, RIGHT, WRONG, Outcome
@@ -27,7 +27,10 @@ from tests.zoo.tokens import write_tokenizer
 __all__ = ["SPECS", "examine"]
 
 SPECS = tuple(
-    sorted((*pooling_specs.SPECS, *renamed_pooling_specs.SPECS), key=lambda spec: spec.name)
+    sorted(
+        (*pooling_specs.SPECS, *renamed_pooling_specs.SPECS, *qwen_pooling_specs.SPECS),
+        key=lambda spec: spec.name,
+    )
 )
 COMPARED = ("alone", "together")
 INT8 = "cpu_int8"
@@ -44,6 +47,10 @@ TASKS = {
     "ModernColBert": ("token_embed",),
     "ModernVColBert": ("token_embed",),
     "ColPaliForRetrieval": ("token_embed",),
+    "ColQwen3": ("token_embed",),
+    "ColQwen3_5": ("token_embed",),
+    "Qwen3VLTokens": ("token_embed",),
+    "JinaVLForSequenceClassification": ("classify",),
     "JinaColBert": ("token_embed",),
     "Lfm2ColBert": ("token_embed",),
     "JinaRanking": ("token_embed",),

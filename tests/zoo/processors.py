@@ -42,15 +42,6 @@ def _keep(processor: Any, folder: Path) -> Any:
     return processor
 
 
-def aria(folder: Path) -> Any:
-    from transformers import AriaProcessor
-
-    named = {"image_token": "<|img|>"}
-    tokenizer = write_tokenizer(folder, list(named.values()), extra_special_tokens=named)
-    images = _image_processor("Aria", max_image_size=980)
-    return _keep(AriaProcessor(images, tokenizer, size_conversion={980: 4}), folder)
-
-
 def blip2(folder: Path) -> Any:
     from transformers import Blip2Processor
 

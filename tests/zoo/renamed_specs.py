@@ -383,7 +383,7 @@ SPECS = (
         "gemma3_text",
         {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
         published_config=chunked_config,
-        host="Chunked attention with lookback requires the Triton backend",
+        refused="attends within chunks",
     ),
     Spec(
         "SolarForCausalLM",
@@ -405,7 +405,7 @@ SPECS = (
         "Step 1",
         "llama",
         {"num_attention_groups": BASE["num_key_value_heads"]},
-        host="use_alibi_sqrt is not supported by backend",
+        refused="square roots of distances",
     ),
     Spec(
         "TeleChat2ForCausalLM",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from cpu_backend.host import model_classes
 from cpu_backend.only_with import LIMITS
 from tests.zoo import kinds
 from tests.zoo.build import Spec
@@ -46,6 +47,7 @@ gives each field of each model another value, one at a time, and where `transfor
 otherwise, the host has to. Where it did not, a model with that value is refused now:
 """
 ALLOWED = (RIGHT, REFUSED, HOST)
+NOT_COMPARED = "Not compared yet, which a server says when it starts"
 
 
 class Row(NamedTuple):
@@ -105,13 +107,15 @@ def _absent(names: set[str]) -> Iterator[str]:
     """What the host knows besides."""
     import transformers
 
-    known = names.intersection(dir(transformers))
-    for some, reason in (
-        (known, "Not tried yet"),
-        (names - known, "Not tried, because `transformers` has no class to build and compare"),
+    for_gpus = set(filter(model_classes.is_for_gpus, names))
+    known = (names - for_gpus).intersection(dir(transformers))
+    for some, words in (
+        (for_gpus, "Refused by name, too, because vLLM has them for GPUs alone"),
+        (known, f"{NOT_COMPARED}, though `transformers` has such a class"),
+        (names - for_gpus - known, f"{NOT_COMPARED}, and `transformers` has no class of that name"),
     ):
         if some:
-            yield f"{reason}: {', '.join(f'`{name}`' for name in sorted(some))}.\n"
+            yield f"{words}: {', '.join(f'`{name}`' for name in sorted(some))}.\n"
 
 
 def _summary(rows: list[Row]) -> str:

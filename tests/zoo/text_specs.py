@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.zoo import delta_specs, newer_specs, renamed_mixture_specs, renamed_specs
-from tests.zoo.build import EAGER, FOR_GPUS, WINDOW, Spec
+from tests.zoo.build import BASE, EAGER, FOR_GPUS, WINDOW, Spec
 from tests.zoo.latents import (
     CORRECTED,
     FEW_CHOSEN,
@@ -94,10 +94,10 @@ OWN = (
         "DBRX",
         "dbrx",
         {
-            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 1.5},
             "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 32, "moe_top_k": 3},
+            "d_model": BASE["hidden_size"],  # its parts are made before other names are read
         },
-        host="KeyError",
     ),
     Spec(
         "DeepseekV2ForCausalLM",

@@ -1,4 +1,4 @@
-"""ColPali's projection has the bias of the checkpoint.
+"""The projections of ColPali and ColQwen3 have the bias of the checkpoint.
 
 What: the projection of token embeddings is made with a bias, of zeros until one is loaded.
 Why: the host makes it without one where config.json says how wide embeddings are, as published
@@ -16,6 +16,11 @@ import torch
 from cpu_backend.host.seam import When, patch
 
 
+@patch(
+    "vllm.model_executor.models.colqwen3",
+    "ColQwen3Model.__init__(self, *, vllm_config, prefix)",
+    when=When.COMPUTING,
+)
 @patch(
     "vllm.model_executor.models.colpali",
     "ColPaliModel.__init__(self, *, vllm_config, prefix)",

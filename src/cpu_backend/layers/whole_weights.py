@@ -23,6 +23,7 @@ from cpu_backend.host.bases import (
     LinearBase,
     MergedColumnParallelLinear,
     ModelConfig,
+    ParallelLMHead,
     QKVParallelLinear,
     RoutedExperts,
     UnquantizedEmbeddingMethod,
@@ -146,15 +147,16 @@ def without_biases(model: torch.nn.Module) -> None:
 
 def check_loaded(model: torch.nn.Module, loaded: set[str], config: ModelConfig) -> None:
     """Raise ConfigError where a layer has parameters that are not among those ``loaded``; a draft
-    model may have its table and head from the other one."""
-    is_draft = config.runner_type == "draft"
-    kinds = (LinearBase, RoutedExperts, *(() if is_draft else (VocabParallelEmbedding,)))
+    model may have its table and head from the other one, and one that pools needs no head."""
+    tables = {"draft": VocabParallelEmbedding, "pooling": ParallelLMHead}.get(config.runner_type)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     known = {id(parameters[name]) for name in loaded if name in parameters}  # shared ones too
     missing = [
         f"{name}.{parameter_name}"
         for name, module in model.named_modules()
-        if isinstance(module, kinds) and not getattr(module.quant_method, "uses_meta_device", False)
+        if isinstance(module, (LinearBase, RoutedExperts, VocabParallelEmbedding))
+        if not (tables and isinstance(module, tables))
+        if not getattr(module.quant_method, "uses_meta_device", False)
         for parameter_name, parameter in module.named_parameters(recurse=False)
         if ESSENTIAL.search(parameter_name) and parameter.numel() and id(parameter) not in known
     ]

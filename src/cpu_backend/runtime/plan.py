@@ -201,8 +201,6 @@ class _Planner:
             # The slowest rank sets the pace: deal out fast and slow cores in turn.
             ordered = sorted(cores, key=lambda core: -core[0].speed)
             mine = ordered[peers.index(rank) :: len(peers)][: len(mine)]
-        node = place[0] if len(place) == 1 else None
-
         usable = self._affordable(len(mine))
         reserved = self._reserved(usable)
         num_threads = usable - reserved
@@ -214,25 +212,26 @@ class _Planner:
             notes.append(f"not bound, as the CPU quota of {self.limits.cpu_quota:g} names no cores")
         reason = "; ".join(["auto, one thread per physical core", *notes])
         process_cpus = tuple(sorted(cpu.id for core in mine for cpu in core))
-        memory = self._memory([p[0] if len(p) == 1 else None for p in place_of], rank)
-        return ThreadPlan(bound, node, reason, num_threads, process_cpus, *memory)
+        memory = self._memory(place_of, rank)
+        return ThreadPlan(bound, _only(place), reason, num_threads, process_cpus, *memory)
 
     def nobind(self) -> ThreadPlan:
         num_cores = len({self.topology.by_id[cpu].core_id for cpu in self.limits.cpus})
         usable = self._affordable(max(1, num_cores // self.world))
         num_threads = self.settings.omp_num_threads or usable - self._reserved(usable)
         reason = f"{BIND_ENV}=nobind, placed by the operating system"
-        node = self._home_node(self.limits.cpus)
-        return ThreadPlan((), node, reason, num_threads, (), *self._memory([node] * self.world, 0))
+        place = self._place(self.limits.cpus)
+        memory = self._memory([place] * self.world, 0)
+        return ThreadPlan((), _only(place), reason, num_threads, (), *memory)
 
     def explicit(self, lists: list[tuple[int, ...]], rank: int) -> ThreadPlan:
         cpus = lists[rank]
         reason = f"{BIND_ENV}={self.settings.bind}"
         if self._affordable(len(cpus)) < len(cpus):
             reason += f"; expect throttling by the CPU quota of {self.limits.cpu_quota:g}"
-        nodes = [self._home_node(ids) for ids in lists]
-        memory = self._memory(nodes, rank)
-        return ThreadPlan(cpus, nodes[rank], reason, len(cpus), cpus, *memory)
+        places = [self._place(ids) for ids in lists]
+        memory = self._memory(places, rank)
+        return ThreadPlan(cpus, _only(places[rank]), reason, len(cpus), cpus, *memory)
 
     def even_lists(self) -> list[tuple[int, ...]]:
         cpus = sorted((self.topology.by_id[cpu] for cpu in self.limits.cpus), key=_position)
@@ -303,20 +302,24 @@ class _Planner:
                 cores.setdefault(cpu.core_id, []).append(cpu)
         return sorted(map(tuple, cores.values()), key=lambda core: _position(core[0]))
 
-    def _home_node(self, cpus: Collection[int]) -> int | None:
-        """The node that the user named, else the one that holds all ``cpus``, else None."""
+    def _place(self, cpus: Collection[int]) -> tuple[int, ...]:
+        """The nodes that the user named, else those that hold ``cpus``."""
         own = {self.topology.by_id[cpu].numa_node for cpu in cpus}
-        nodes = set(self.settings.visible_nodes or own)
-        return nodes.pop() if len(nodes) == 1 else None
+        return tuple(sorted(set(self.settings.visible_nodes or own)))
 
-    def _memory(self, nodes: list[int | None], rank: int) -> tuple[int, tuple[int, ...]]:
-        """How many ranks, which live on ``nodes``, share the memory of this one, and its nodes."""
-        homes_of: dict[int | None, tuple[int, ...]] = {n.id: n.homes for n in self.topology.nodes}
-        homes_of[None] = self.topology.homes
-        homes = [homes_of[node] for node in nodes]
+    def _memory(self, places: list[tuple[int, ...]], rank: int) -> tuple[int, tuple[int, ...]]:
+        """How many ranks, which live in ``places``, share the memory of this one, and the kernel's
+        nodes that have it, of those that the cpuset allows; none where they are all there are."""
+        every = frozenset(self.topology.homes)
+        homes_of = {node.id: frozenset(node.homes) or every for node in self.topology.nodes}
+        allowed = self.limits.memory_nodes
+        homes = [
+            {home for node in allowed.intersection(place) or allowed for home in homes_of[node]}
+            for place in places
+        ]
         mine = homes[rank]
-        sharing = sum(not set(mine).isdisjoint(other) or not (mine or other) for other in homes)
-        return sharing, mine
+        sharing = sum(mine == other or not mine.isdisjoint(other) for other in homes)
+        return sharing, tuple(sorted(mine)) if mine < every else ()
 
     def _affordable(self, num_cores: int) -> int:
         """As many of ``num_cores`` as the rank's part of the CPU quota keeps running."""
@@ -344,6 +347,11 @@ def _keep_even_speed(cores: list[tuple[Cpu, ...]]) -> list[tuple[Cpu, ...]]:
     speeds = sorted((core[0].speed for core in cores), reverse=True)
     _, slowest = max((count * speed, speed) for count, speed in enumerate(speeds, 1))
     return [core for core in cores if core[0].speed >= slowest]
+
+
+def _only(place: tuple[int, ...]) -> int | None:
+    """Its node if it is one."""
+    return place[0] if len(place) == 1 else None
 
 
 def _position(cpu: Cpu) -> tuple[int, ...]:

@@ -65,8 +65,7 @@ class NumaNode:
 class Topology:
     """All online CPUs by id and all nodes by id; at least one of each. ``kind`` names the nodes.
 
-    ``homes`` are the kernel's nodes with CPUs, from which ranks that span nodes take memory; empty
-    where that is no choice, as all have CPUs.
+    ``homes`` are all of the kernel's NUMA nodes; empty where there is only one.
     """
 
     cpus: tuple[Cpu, ...]
@@ -109,8 +108,7 @@ def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = ""
     node_of = {cpu: node for node in nodes for cpu in node.cpus}
     speeds = _read_speeds(base, ids)
     cpus = (_read_cpu(base, cpu, node_of.get(cpu, nodes[0]), speeds.get(cpu, 0)) for cpu in ids)
-    with_cpus = tuple(node.id for node in nodes if node.cpus)
-    homes = with_cpus if len(with_cpus) < len(nodes) else ()
+    homes = tuple(node.id for node in nodes if node.homes)
     topology = Topology(tuple(cpus), nodes, homes=homes)
     if declared.strip():
         return _regroup(topology, _declared_groups(topology, declared), "declared node")
@@ -120,7 +118,7 @@ def read_topology(sysfs: Path = SYSFS, procfs: Path = PROCFS, declared: str = ""
     if len(nodes) == 1 and len(books) > 1:
         return _regroup(topology, [books[book] for book in sorted(books)], "book")
     domains = _memory_domains(topology, sysfs)
-    if len(domains) < len(with_cpus):
+    if len(domains) < sum(bool(node.cpus) for node in nodes):
         return _regroup(topology, domains, "memory domain")
     return topology
 
@@ -210,11 +208,10 @@ def _regroup(topology: Topology, groups: list[tuple[int, ...]], kind: str) -> To
     cpus: list[Cpu] = []
     nodes: list[NumaNode] = []
     homes_of = {node.id: node.homes for node in topology.nodes}
-    all_homes = {home for homes in homes_of.values() for home in homes}
     for node_id, group in enumerate(groups):
         members = [topology.by_id[cpu] for cpu in group]
         homes = {home for cpu in members for home in homes_of[cpu.numa_node]}
-        chosen = tuple(sorted(homes)) if homes < all_homes else ()
+        chosen = tuple(sorted(homes)) if homes < set(topology.homes) else ()
         nodes.append(NumaNode(node_id, tuple(sorted(group)), chosen))
         cpus += [replace(cpu, numa_node=node_id) for cpu in members]
     by_id = tuple(sorted(cpus, key=lambda cpu: cpu.id))
