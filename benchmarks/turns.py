@@ -16,7 +16,7 @@ from benchmarks.compare.peers import RUNNERS
 from benchmarks.compare.process import Runner, RunnerError, clean_environ
 
 OURS = Path(sys.executable)
-TIMEOUT_S = 900
+TIMEOUT_S = 1800  # four prompts of 8,192 tokens on one thread of a busy machine
 
 
 def threads(*, wall: bool) -> int:
@@ -114,6 +114,13 @@ def take_turns(
 def summary(values: list[float], form: str) -> str:
     """Median and range."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def times_as_fast(here: list[float], there: list[float], *, more_is_better: bool) -> str:
+    """How many times as fast this project is, turn by turn."""
+    pairs = zip(here, there, strict=True)
+    ratios = [ours / theirs if more_is_better else theirs / ours for ours, theirs in pairs]
+    return f"{summary(ratios, '.2f')} times as fast"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

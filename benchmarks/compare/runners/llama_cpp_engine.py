@@ -1,7 +1,8 @@
 """llama.cpp through the C interface of llama-cpp-python, whose high-level class knows no batches.
 
 All prompts go in together, in calls of at most n_batch tokens, then every sequence advances by one
-token per call, as llama.cpp's own server batches. Greedy sampling is an argmax in numpy, cheaper
+token per call, as llama.cpp's own server batches. As there, what a sequence has in its cache stays,
+and of its next prompt only what differs is computed. Greedy sampling is an argmax in numpy, cheaper
 than llama.cpp's samplers, which first list all candidates.
 """
 
@@ -22,6 +23,8 @@ class LlamaCppEngine:
         self.c, self.numpy = modules.llama_cpp, modules.numpy
         self.threads = settings["threads"]
         self.context_tokens = settings["context"]
+        self.least_sequences = settings.get("sequences", 1)  # as --parallel of its server
+        self.is_exact = settings.get("exact", False)  # attention in fp32 throughout
         self.c.llama_backend_init()
         params = self.c.llama_model_default_params()
         self.model = self.c.llama_model_load_from_file(settings["model"].encode(), params)
@@ -31,6 +34,7 @@ class LlamaCppEngine:
         self.vocab_size = self.c.llama_vocab_n_tokens(self.vocab)
         self.context: Any = None
         self.context_shape = (0, 0)
+        self.cached: list[list[int]] = []  # the tokens of each sequence
         self.batch = self.c.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._use_context(1, self.context_tokens)
         self.eyes = self._open_eyes(settings["mmproj"]) if "mmproj" in settings else None
@@ -45,9 +49,9 @@ class LlamaCppEngine:
         results: list[list[int]] = [[] for _ in prompts]
         # (token, position, sequence, whether its logits are wanted)
         entries = [
-            (token, position, sequence, position + 1 == len(prompt))
+            (prompt[position], position, sequence, position + 1 == len(prompt))
             for sequence, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
+            for position in range(self._keep(sequence, prompt), len(prompt))
         ]
         for step in range(outputs):
             for sequence, token in self._decode(entries):
@@ -56,6 +60,8 @@ class LlamaCppEngine:
                 (result[-1], len(prompts[sequence]) + step, sequence, True)
                 for sequence, result in enumerate(results)
             ]
+        for sequence, result in enumerate(results):
+            self.cached[sequence] = prompts[sequence] + result[:-1]
         return results
 
     def noise(self, medium: str, *sizes: int) -> Any:
@@ -69,6 +75,7 @@ class LlamaCppEngine:
     def see(self, picture: Any) -> None:
         """The logits behind a picture and a few words."""
         self._use_context(1, self.context_tokens)
+        self._keep(0, [])
         words = self.mtmd.mtmd_default_marker() + b"what is this"
         text = self.mtmd.mtmd_input_text(words, len(words), False, True)
         chunks = self.mtmd.mtmd_input_chunks_init()
@@ -105,23 +112,44 @@ class LlamaCppEngine:
         return room.raw[: max(count, 0)].decode(errors="replace")
 
     def _use_context(self, sequences: int, tokens: int) -> None:
-        """An empty cache with room for so many sequences; the context is kept while it fits."""
+        """Room for so many sequences; the context is kept while it fits."""
+        sequences = max(sequences, self.least_sequences)
         tokens = -(-tokens // 256) * 256
         if self.context_shape[0] != sequences or self.context_shape[1] < tokens:
             if self.context:
                 self.c.llama_free(self.context)
-            tokens = tokens if sequences > 1 else max(tokens, self.context_tokens)
+            if sequences == self.least_sequences:
+                tokens = max(tokens, self.context_tokens)
             params = self.c.llama_context_default_params()
             # A cache for each sequence: n_ctx is the sum of them, each a multiple of 256 tokens.
             params.n_seq_max = sequences
             params.n_ctx = sequences * tokens
             params.n_batch = BATCH_TOKENS
+            if self.is_exact:
+                params.type_k = params.type_v = self.c.GGML_TYPE_F32
+                params.flash_attn_type = self.c.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.n_threads = params.n_threads_batch = self.threads
             self.context = self.c.llama_init_from_model(self.model, params)
             if not self.context:
                 raise RuntimeError(f"llama.cpp made no context for {sequences} x {tokens} tokens")
             self.context_shape = (sequences, tokens)
-        self.c.llama_memory_clear(self.c.llama_get_memory(self.context), True)
+            self.cached = [[] for _ in range(sequences)]
+
+    def _keep(self, sequence: int, prompt: list[int]) -> int:
+        """How many tokens of the prompt stay in the sequence's cache, which is rid of all others.
+
+        Not the last one, whose logits are wanted; none where a part cannot be removed, as of
+        recurrent states.
+        """
+        cached = self.cached[sequence]
+        pairs = enumerate(zip(prompt[:-1], cached, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(prompt[:-1]), len(cached)))
+        memory = self.c.llama_get_memory(self.context)
+        if not (same and self.c.llama_memory_seq_rm(memory, sequence, same, -1)):
+            same = 0
+            self.c.llama_memory_seq_rm(memory, sequence, -1, -1)
+        self.cached[sequence] = []
+        return same
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
         """Run entries through the model; (sequence, next token) where logits were wanted."""
