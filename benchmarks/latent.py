@@ -39,6 +39,7 @@ from benchmarks.compare.process import Runner
 from benchmarks.random_models import weights_of, write_checkpoint
 from benchmarks.text_engines import (
     Place,
+    Start,
     add_engine_options,
     gives_same_tokens,
     other_engines,
@@ -124,7 +125,7 @@ def start_engines(stack: ExitStack, place: Place, options: argparse.Namespace) -
     """All that start; of the others one line is printed."""
     host = functools.partial(start_host, stack, OURS, place)
     kinds = {f"here {kind}": kind for kind in options.latents}
-    starts = {
+    starts: dict[str, Start] = {
         **{name: functools.partial(host, kv_cache_dtype=kind) for name, kind in kinds.items()},
         **other_engines(stack, place, options, sequences=place.requests),
     }

@@ -37,6 +37,7 @@ from benchmarks.compare.process import Runner
 from benchmarks.random_models import Weights, weights_of, write_checkpoint
 from benchmarks.text_engines import (
     Place,
+    Start,
     add_engine_options,
     gives_same_tokens,
     other_engines,
@@ -247,7 +248,7 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
     (dense / "config.json").write_text(json.dumps(full_config(twin)))
     random = place(name, options, folder)
     with ExitStack() as stack:
-        starts = {
+        starts: dict[str, Start] = {
             "here": functools.partial(start_host, stack, OURS, random),
             "dense": functools.partial(
                 start_host, stack, OURS, replace(random, checkpoint=dense), load_format="dummy"
