@@ -49,6 +49,7 @@ from benchmarks.text_engines import (
 from benchmarks.turns import OURS, start_probe, summary, take_turns, times_as_fast
 
 REQUESTS = (1, 4)
+PROMPTS = 2  # of each turn, which do not take the place of what steps come after
 STEPS = 32
 CHUNK = 2048  # tokens of a step
 
@@ -127,7 +128,7 @@ def start_engines(stack: ExitStack, place: Place, options: argparse.Namespace) -
     kinds = {f"here {kind}": kind for kind in options.latents}
     starts: dict[str, Start] = {
         **{name: functools.partial(host, kv_cache_dtype=kind) for name, kind in kinds.items()},
-        **other_engines(stack, place, options, sequences=place.requests),
+        **other_engines(stack, place, options, sequences=max(REQUESTS) + PROMPTS),
     }
     numbers = options.layers * (COMMON["kv_lora_rank"] + COMMON["qk_rope_head_dim"])
     return [

@@ -23,6 +23,7 @@ from benchmarks.turns import (
     start_runner,
     start_vllm,
     threads,
+    torchvision_folder,
 )
 from tools import llama_cpp
 
@@ -62,9 +63,10 @@ def start_host(
 ) -> Runner:
     """vLLM with this project or without; RunnerError with its sentence where it does not start.
 
-    engine: more options of its constructor.
+    engine: more options of its constructor.  Another interpreter finds this one's torchvision.
     """
-    runner = start_vllm(stack, python, log, wall=place.wall)
+    packages = None if python == OURS else torchvision_folder()
+    runner = start_vllm(stack, python, log, wall=place.wall, packages=packages)
     options = {
         "max_num_seqs": place.requests,
         "max_num_batched_tokens": place.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -62,6 +63,14 @@ def start_vllm(
     if packages is not None:
         environ["PYTHONPATH"] = str(packages)
     return start_runner(stack, python, "vllm_engine.py", log, environ, wall=wall)
+
+
+def torchvision_folder() -> Path | None:
+    """Where torchvision is, which some models' classes import; None where it is not apart from this
+    environment's packages, which another interpreter must not find (docs/testing.md)."""
+    found = importlib.util.find_spec("torchvision")
+    folder = Path(found.origin).parents[1] if found and found.origin else None
+    return None if folder is None or (folder / "torch").exists() else folder
 
 
 def start_probe(stack: ExitStack, log: Path, *, wall: bool) -> Runner:

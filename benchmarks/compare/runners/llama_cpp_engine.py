@@ -9,7 +9,9 @@ than llama.cpp's samplers, which first list all candidates.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +36,7 @@ class LlamaCppEngine:
         self.vocab_size = self.c.llama_vocab_n_tokens(self.vocab)
         self.context: Any = None
         self.context_shape = (0, 0)
-        self.cached: list[list[int]] = []  # the tokens of each sequence
+        self.cached: dict[int, list[int]] = {}  # tokens by sequence, the last used one last
         self.batch = self.c.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._use_context(1, self.context_tokens)
         self.eyes = self._open_eyes(settings["mmproj"]) if "mmproj" in settings else None
@@ -46,23 +48,26 @@ class LlamaCppEngine:
 
     def generate(self, prompts: list[list[int]], outputs: int) -> list[list[int]]:
         self._use_context(len(prompts), max(len(prompt) for prompt in prompts) + outputs)
-        results: list[list[int]] = [[] for _ in prompts]
+        given: dict[int, list[int]] = {}  # by sequence
+        for prompt in prompts:
+            given[self._take(prompt, given)] = prompt
+        results: dict[int, list[int]] = {sequence: [] for sequence in given}
         # (token, position, sequence, whether its logits are wanted)
         entries = [
             (prompt[position], position, sequence, position + 1 == len(prompt))
-            for sequence, prompt in enumerate(prompts)
-            for position in range(self._keep(sequence, prompt), len(prompt))
+            for sequence, prompt in given.items()
+            for position in range(len(self.cached[sequence]), len(prompt))
         ]
         for step in range(outputs):
             for sequence, token in self._decode(entries):
                 results[sequence].append(token)
             entries = [
-                (result[-1], len(prompts[sequence]) + step, sequence, True)
-                for sequence, result in enumerate(results)
+                (result[-1], len(given[sequence]) + step, sequence, True)
+                for sequence, result in results.items()
             ]
-        for sequence, result in enumerate(results):
-            self.cached[sequence] = prompts[sequence] + result[:-1]
-        return results
+        for sequence, result in results.items():
+            self.cached[sequence] = given[sequence] + result[:-1]
+        return list(results.values())
 
     def noise(self, medium: str, *sizes: int) -> Any:
         """A picture of so many rows and columns."""
@@ -75,7 +80,7 @@ class LlamaCppEngine:
     def see(self, picture: Any) -> None:
         """The logits behind a picture and a few words."""
         self._use_context(1, self.context_tokens)
-        self._keep(0, [])
+        self._forget()
         words = self.mtmd.mtmd_default_marker() + b"what is this"
         text = self.mtmd.mtmd_input_text(words, len(words), False, True)
         chunks = self.mtmd.mtmd_input_chunks_init()
@@ -133,23 +138,28 @@ class LlamaCppEngine:
             if not self.context:
                 raise RuntimeError(f"llama.cpp made no context for {sequences} x {tokens} tokens")
             self.context_shape = (sequences, tokens)
-            self.cached = [[] for _ in range(sequences)]
+            self._forget()
 
-    def _keep(self, sequence: int, prompt: list[int]) -> int:
-        """How many tokens of the prompt stay in the sequence's cache, which is rid of all others.
+    def _forget(self) -> None:
+        self.c.llama_memory_clear(self.c.llama_get_memory(self.context), True)
+        self.cached = {sequence: [] for sequence in range(self.context_shape[0])}
 
-        Not the last one, whose logits are wanted; none where a part cannot be removed, as of
-        recurrent states.
+    def _take(self, prompt: list[int], taken: Collection[int]) -> int:
+        """The sequence with the most of the prompt in its cache, of equal ones the one unused for
+        longest, rid of all else; none that others of the same step have taken.
+
+        The last token's logits are wanted, so it does not count; nor does a part where none can be
+        removed, as of recurrent states.
         """
-        cached = self.cached[sequence]
-        pairs = enumerate(zip(prompt[:-1], cached, strict=False))
-        same = next((i for i, (a, b) in pairs if a != b), min(len(prompt[:-1]), len(cached)))
+        free = [sequence for sequence in self.cached if sequence not in taken]
+        sequence = max(free, key=lambda which: _common(self.cached[which], prompt[:-1]))
+        kept = prompt[: _common(self.cached.pop(sequence), prompt[:-1])]
         memory = self.c.llama_get_memory(self.context)
-        if not (same and self.c.llama_memory_seq_rm(memory, sequence, same, -1)):
-            same = 0
+        if not (kept and self.c.llama_memory_seq_rm(memory, sequence, len(kept), -1)):
+            kept = []
             self.c.llama_memory_seq_rm(memory, sequence, -1, -1)
-        self.cached[sequence] = []
-        return same
+        self.cached[sequence] = kept
+        return sequence
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[tuple[int, int]]:
         """Run entries through the model; (sequence, next token) where logits were wanted."""
@@ -173,6 +183,12 @@ class LlamaCppEngine:
                     row = self.numpy.ctypeslib.as_array(logits, (self.vocab_size,))
                     next_tokens.append((sequence, int(row.argmax())))
         return next_tokens
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    """The number of tokens with which both begin."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def load() -> Any:
