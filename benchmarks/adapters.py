@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 
 from benchmarks.compare.models import MODELS
 from benchmarks.compare.process import Runner
-from benchmarks.recurrent import Weights, weights_of
+from benchmarks.random_models import Weights, weights_of
 from benchmarks.turns import OURS, add_options, start_probe, start_vllm, summary, take_turns
 from cpu_backend.demo_model.store import default_dir
 from tests.features import adapters

@@ -1,14 +1,20 @@
 """Embedding models beside other engines: vLLM's own CPU build, OpenVINO, ONNX Runtime, torch.
 
-``python -m benchmarks.encoders [SHAPE ...] [--rounds 3] [--wall] [--dtype float32]``
+``python -m benchmarks.encoders [SHAPE ...] [--works short long even mixed] [--rounds 3] [--wall]
+[--dtype float32]``
 
-Each shape is a BERT of a published size with random weights, the same for every engine, and a batch
-of texts of one length.  All engines are alive at once, each in one process with one thread, and
-what counts is CPU time, which neighbours disturb least; ``--wall`` takes every core and the clock.
-Environments of the other engines are made first, as by ``benchmarks.compare``.
+Each shape is a BERT of a published size with random weights, the same for every engine.  Works are
+batches of short texts, of long ones, of texts whose lengths are mixed, and of as many that all have
+the mean of those.  Mixed lengths are given to vLLM as they come.  The others take a batch that is
+filled up to its longest text, so they are given sorted batches, as sentence-transformers does: of
+32 texts, its default, and of 8, which fills up less.  All engines are alive at once, each in one
+process with one thread, and what counts is CPU time, which neighbours disturb least; ``--wall``
+takes every core and the clock.  Environments of the other engines are made first, as by
+``benchmarks.compare``.
 
-Reported: tokens per second, the median and range of the rounds; how that compares with the fastest
-of the others, round by round; the share of the multiply-adds of the shape in fp32 at the peak that
+Reported: tokens per second, without what filled up, the median and range of the rounds; how that
+compares with the fastest of the others, round by round; with mixed lengths, what share it is of the
+same engine's with equal ones; the share of the multiply-adds of the shape in fp32 at the peak that
 was probed between the turns (bf16 and int8 may exceed it); and the smallest cosine between an
 engine's vectors and those of transformers in fp32.
 """
@@ -16,6 +22,7 @@ engine's vectors and those of transformers in fp32.
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,7 +46,27 @@ from benchmarks.turns import (
 
 VOCABULARY = 30522
 CONTEXT = 512
-WORKS = ((64, 32), (16, 512))  # texts, tokens of each
+SORTED = (32, 8)  # texts of a batch of mixed lengths, for engines that fill batches up
+STEP = 8192  # tokens that vLLM takes at once
+
+
+@dataclass(frozen=True)
+class Work:
+    """lengths: of its texts."""
+
+    about: str
+    lengths: list[int]
+
+
+def works() -> dict[str, Work]:
+    lengths = random.Random(0).choices(range(8, CONTEXT + 1), k=64)
+    mean = round(sum(lengths) / len(lengths))
+    return {
+        "short": Work("64 texts of 32 tokens", [32] * 64),
+        "long": Work("16 texts of 512 tokens", [512] * 16),
+        "even": Work(f"64 texts of {mean} tokens", [mean] * len(lengths)),
+        "mixed": Work(f"64 texts of {min(lengths)} to {max(lengths)} tokens", lengths),
+    }
 
 
 @dataclass(frozen=True)
@@ -49,10 +76,11 @@ class Shape:
     layers: int = 12
     heads: int = 12
 
-    def operations(self, tokens: int) -> float:
-        """Of one token among so many: twice its multiply-adds."""
+    def operations(self, lengths: list[int]) -> float:
+        """Of a token of such texts: twice its multiply-adds."""
         weights = 4 * self.hidden**2 + 2 * self.hidden * self.intermediate
-        return 2.0 * self.layers * (weights + 2 * tokens * self.hidden)
+        others = sum(length**2 for length in lengths) / sum(lengths)
+        return 2.0 * self.layers * (weights + 2 * others * self.hidden)
 
 
 SHAPES = {"bge-small": Shape(384, 1536), "bge-base": Shape(768, 3072)}
@@ -100,6 +128,10 @@ class Vectors:
         return float(torch.nn.functional.cosine_similarity(found, self.vectors).min())
 
 
+# Tokens/s of the rounds by work, engine and texts of a sorted batch (0: as they come).
+Values = dict[tuple[str, str, int], list[float]]
+
+
 @dataclass(frozen=True)
 class Peer:
     """name: as reported; environment: "" is this project's; engine: options of its constructor."""
@@ -139,11 +171,10 @@ def start(
         runner = start_runner(stack, python, "encoder_engine.py", log, {}, wall=options.wall)
     else:
         runner = start_vllm(stack, python, log, wall=options.wall)
-        texts = max(texts for texts, _ in WORKS)
         settings["engine"] = {
             "runner": "pooling",
-            "max_num_seqs": texts,
-            "max_num_batched_tokens": max(texts * tokens for texts, tokens in WORKS),
+            "max_num_seqs": max(len(work.lengths) for work in works().values()),
+            "max_num_batched_tokens": STEP,
             "enforce_eager": python != OURS,
             **peer.engine,
         }
@@ -169,30 +200,56 @@ def compare(name: str, options: argparse.Namespace, environments: Environments) 
                 print(f"{name}, {peer.name}: {error}", flush=True)
         probe = start_probe(stack, folder / "probe.log", wall=options.wall)
         cosines = {label: expected.cosine(runner) for label, runner in runners.items()}
-        for texts, tokens in WORKS:
-            values: dict[str, list[float]] = {label: [] for label in runners}
-            peak = 0.0
-            for turn in range(-1, options.rounds):
-                for label, runner in runners.items():
-                    work = {"kind": "embed", "sizes": [texts, tokens], "repeats": 1}
-                    [value] = runner.ask(work)["values"]
+        chosen = {name: work for name, work in works().items() if name in options.works}
+        padding = {peer.name for peer in peers(options.dtype) if "backend" in peer.engine}
+        values, peak = take_turns(runners, padding, chosen, probe, options.rounds)
+    for work_name, work in chosen.items():
+        print(f"{name}, {options.dtype}, {work.about}:")
+        report(values, cosines, work_name, peak / shape.operations(work.lengths))
+
+
+def take_turns(
+    runners: dict[str, Runner],
+    padding: set[str],
+    chosen: dict[str, Work],
+    probe: Runner,
+    rounds: int,
+) -> tuple[Values, float]:
+    """Tokens/s of every round, after one that does not count, and the machine's peak in fp32.
+
+    padding: engines that fill a batch up to its longest text.
+    """
+    values: Values = {}
+    peak = 0.0
+    for turn in range(-1, rounds):
+        for work_name, work in chosen.items():
+            for label, runner in runners.items():
+                is_sorted = label in padding and work_name == "mixed"
+                for batch in SORTED if is_sorted else (0,):
+                    sizes = [work.lengths, batch]
+                    [value] = runner.ask({"kind": "embed", "sizes": sizes, "repeats": 1})["values"]
                     if turn >= 0:
-                        values[label].append(value)
-                peak = max(peak, probe.ask({})["flop_per_s"])
-            print(f"{name}, {options.dtype}, {texts} texts of {tokens} tokens:")
-            report(values, cosines, peak / shape.operations(tokens))
+                        values.setdefault((work_name, label, batch), []).append(value)
+            peak = max(peak, probe.ask({})["flop_per_s"])
+    return values, peak
 
 
-def report(values: dict[str, list[float]], cosines: dict[str, float], limit: float) -> None:
+def report(values: Values, cosines: dict[str, float], work_name: str, limit: float) -> None:
     """limit: tokens/s at the machine's peak in fp32."""
-    others = [speeds for peer, speeds in values.items() if not peer.startswith("here")]
-    for peer, speeds in values.items():
-        line = f"  {peer:14} {summary(speeds, '.0f')} tokens/s, {max(speeds) / limit:.0%} of fp32"
-        if peer.startswith("here") and others:
+    found = {(label, batch): v for (work, label, batch), v in values.items() if work == work_name}
+    others = [speeds for (label, _), speeds in found.items() if not label.startswith("here")]
+    for (label, batch), speeds in found.items():
+        name = f"{label}, {batch} at a time" if batch else label
+        line = f"  {name:26} {summary(speeds, '.0f')} tokens/s, {max(speeds) / limit:.0%} of fp32"
+        even = values.get(("even", label, 0))
+        if work_name == "mixed" and even:
+            shares = [mixed / equal for mixed, equal in zip(speeds, even, strict=True)]
+            line += f", {summary(shares, '.0%')} of equal lengths"
+        if label.startswith("here") and others:
             best = [max(turn) for turn in zip(*others, strict=True)]
             ratios = [here / there for here, there in zip(speeds, best, strict=True)]
             line += f", {summary(ratios, '.2f')} of the fastest other"
-        print(f"{line}, cosine {cosines[peer]:.5f}", flush=True)
+        print(f"{line}, cosine {cosines[label]:.5f}", flush=True)
 
 
 def main() -> None:
@@ -203,6 +260,7 @@ def main() -> None:
     )
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--works", nargs="+", choices=works(), default=list(works()))
     add_options(parser)
     options = parser.parse_args()
     if unknown := set(options.shapes) - set(SHAPES):

@@ -25,37 +25,30 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.environments import Environments, SetupError, run_step
-from benchmarks.compare.models import CONVERT
-from benchmarks.compare.process import Runner, RunnerError
-from benchmarks.turns import (
-    OURS,
-    add_options,
-    named_python,
-    start_probe,
-    start_runner,
-    start_vllm,
-    summary,
-    take_turns,
-    threads,
+from benchmarks.compare.process import Runner
+from benchmarks.random_models import Weights, weights_of, write_checkpoint
+from benchmarks.text_engines import (
+    Place,
+    Start,
+    add_engine_options,
+    gives_same_tokens,
+    other_engines,
+    start_all,
+    start_host,
 )
-from tools import llama_cpp
+from benchmarks.turns import OURS, start_probe, summary, take_turns, times_as_fast
 
 PROMPT = 1024
 STEPS = 32
 REQUESTS = (1, 16)
-CHECKED_PROMPTS = (5, 100, 700)  # the last is more than llama.cpp takes at once
-CHECKED_TOKENS = 32
 
 GATED_DELTA = {  # Qwen3.5-0.8B, from memory: its config is not in transformers
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -198,45 +191,6 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Numbers of them: of linear layers, of the experts of all mixtures, and of the output."""
-
-    linear: int
-    experts: int
-    head: int
-    chosen: float  # of the experts, by one token
-
-    def multiplied(self) -> float:
-        """By one token of a prompt, which needs no logits."""
-        return self.linear + self.chosen * self.experts
-
-    def read(self, tokens: int) -> float:
-        """In a step of so many tokens, which choose their experts by chance."""
-        return self.linear + (1 - (1 - self.chosen) ** tokens) * self.experts + self.head
-
-
-def weights_of(config: dict[str, Any]) -> Weights:
-    """Counted on the model of ``transformers``, without memory."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    made = AutoConfig.for_model(**config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(made)
-    experts = sum(
-        p.numel() for n, p in model.named_parameters() if p.dim() == 3 and "conv" not in n
-    )
-    linear = sum(
-        module.weight.numel()
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name != "lm_head"
-    )
-    of = config.get("num_local_experts") or config.get("n_routed_experts") or 1
-    chosen = config.get("num_experts_per_tok", 0) / of
-    return Weights(linear, experts, made.vocab_size * made.hidden_size, chosen)
-
-
 def dense_twin(config: dict[str, Any], weights: Weights) -> dict[str, Any]:
     """A Llama of the same width, depth and number of multiplied weights."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
@@ -273,135 +227,45 @@ def full_config(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_checkpoint(config: dict[str, Any], folder: Path) -> Path:
-    """One with random weights."""
-    script, text = str(CONVERT / "random_checkpoint.py"), json.dumps(full_config(config))
-    run_step([str(OURS), script, text, str(folder)], folder.with_suffix(".log"))
-    return folder
+def checkpoint_of(name: str, folder: Path) -> Path:
+    """One of the model, with random weights, written to the folder."""
+    return write_checkpoint(full_config(MODELS[name].config), folder)
 
 
-def start_host(
-    stack: ExitStack,
-    python: Path,
-    checkpoint: Path,
-    log: Path,
-    *,
-    wall: bool,
-    dtype: str = "bfloat16",
-    load_format: str = "auto",
-) -> Runner:
-    """vLLM with this project or without; RunnerError with its sentence where it does not start."""
-    runner = start_vllm(stack, python, log, wall=wall)
-    engine = {
-        "load_format": load_format,
-        "max_num_seqs": max(REQUESTS),
-        "max_num_batched_tokens": 2 * PROMPT,
-        "enforce_eager": python != OURS,
-    }
-    runner.ask(settings(checkpoint, checkpoint, wall=wall) | {"dtype": dtype, "engine": engine})
-    return runner
-
-
-def start_llama_cpp(
-    stack: ExitStack, python: Path, checkpoint: Path, weights: str, log: Path, *, wall: bool
-) -> Runner:
-    """llama.cpp with a GGUF file made from the checkpoint; SetupError where it cannot be made."""
-    file = checkpoint.with_suffix(f".{weights}.gguf")
-    run_step(llama_cpp.command(checkpoint, file, weights), log)
-    runner = start_runner(stack, python, "llama_cpp_engine.py", log, {}, wall=wall)
-    runner.ask(settings(checkpoint, file, wall=wall) | {"threads": threads(wall=wall)})
-    return runner
-
-
-def settings(checkpoint: Path, model: Path, *, wall: bool) -> dict[str, Any]:
-    """Of every runner; model: the file that it reads."""
-    return {
-        "model": str(model),
-        "context": 2 * PROMPT,
-        "vocab_size": json.loads((checkpoint / "config.json").read_text())["vocab_size"],
-        "cpu_time": not wall,
-    }
+def place(name: str, options: argparse.Namespace, folder: Path) -> Place:
+    """Of engines with the model, below the folder."""
+    checkpoint = checkpoint_of(name, folder / "checkpoint")
+    return Place(checkpoint, 2 * PROMPT, max(REQUESTS), 2 * PROMPT, options.wall)
 
 
 def compare(name: str, options: argparse.Namespace, folder: Path) -> None:
     """Measure one model and print its lines."""
-    model, wall = MODELS[name], options.wall
+    model = MODELS[name]
     weights = weights_of(model.config)
     twin = dense_twin(model.config, weights)
-    checkpoint = write_checkpoint(model.config, folder / "checkpoint")
     dense = folder / "dense"
     dense.mkdir()
     (dense / "config.json").write_text(json.dumps(full_config(twin)))
-    engines: list[Engine] = []
+    random = place(name, options, folder)
     with ExitStack() as stack:
-        host = functools.partial(start_host, stack, wall=wall)
-        starts: dict[str, Callable[[Path], Runner]] = {
-            "here": functools.partial(host, OURS, checkpoint),
-            "dense": functools.partial(host, OURS, dense, load_format="dummy"),
+        starts: dict[str, Start] = {
+            "here": functools.partial(start_host, stack, OURS, random),
+            "dense": functools.partial(
+                start_host, stack, OURS, replace(random, checkpoint=dense), load_format="dummy"
+            ),
+            **other_engines(stack, random, options),
         }
-        for label, python in options.beside:
-            starts[label] = functools.partial(host, python, checkpoint)
-        for kind in options.llama_cpp:
-            started = functools.partial(
-                start_llama_cpp, stack, llama_cpp_python(options), checkpoint
-            )
-            starts[f"llama.cpp {kind}"] = functools.partial(started, kind, wall=wall)
-        for label, start in starts.items():
-            try:
-                runner = start(folder / f"{label}.log")
-            except (RunnerError, SetupError) as error:
-                print(f"{name}, {label}: {error}", flush=True)
-                continue
-            counted, states = (weights, model.state_bytes)
-            if label == "dense":
-                counted, states = (weights_of(twin), 0)
-            engines.append(Engine(label, runner, counted, states))
-        probe = start_probe(stack, folder / "probe.log", wall=wall)
+        engines = [
+            Engine(label, runner, weights_of(twin), 0)
+            if label == "dense"
+            else Engine(label, runner, weights, model.state_bytes)
+            for label, runner in start_all(starts, folder, f"{name}, ").items()
+        ]
+        probe = start_probe(stack, folder / "probe.log", wall=options.wall)
         values, limits = take_turns(
             engines, lambda engine: measure(engine.runner), probe, options.rounds, f"{name}, "
         )
     report(name, engines, values, limits["bytes_per_s"])
-
-
-def llama_cpp_python(options: argparse.Namespace) -> Path:
-    """Made where it is missing; SetupError where it cannot be."""
-    return Environments(options.cache.expanduser(), dict(options.python), print).python("llama-cpp")
-
-
-def check(name: str, options: argparse.Namespace, folder: Path) -> bool:
-    """Whether all greedy tokens are the same, in fp32, one engine after the other."""
-    checkpoint = write_checkpoint(MODELS[name].config, folder / "checkpoint")
-    vocabulary = MODELS[name].config["vocab_size"]
-    prompts = [random.choices(range(vocabulary), k=tokens) for tokens in CHECKED_PROMPTS]
-
-    def answers(start: Callable[[ExitStack], Runner]) -> list[int]:
-        with ExitStack() as stack:
-            runner = start(stack)
-            asked = [{"kind": "greedy", "tokens": p, "outputs": CHECKED_TOKENS} for p in prompts]
-            return [token for request in asked for token in runner.ask(request)["tokens"]]
-
-    try:
-        here = answers(
-            lambda stack: start_host(
-                stack, OURS, checkpoint, folder / "here.log", wall=False, dtype="float32"
-            )
-        )
-        log = folder / "there.log"
-        there = answers(
-            lambda stack: start_llama_cpp(
-                stack, llama_cpp_python(options), checkpoint, "F32", log, wall=False
-            )
-        )
-    except (RunnerError, SetupError) as error:
-        print(f"{name}: {error}", flush=True)
-        return False
-    same = sum(a == b for a, b in zip(here, there, strict=True))
-    total, different = len(here), len(set(here))
-    print(
-        f"{name}: llama.cpp gives {same} of {total} tokens as here, {different} different ones",
-        flush=True,
-    )
-    return same == total
 
 
 def measure(runner: Runner) -> dict[str, float]:
@@ -435,7 +299,7 @@ def report(
                 for here, there in zip(speeds, values["dense", "prompt"], strict=True)
             ]
             line += f", {summary(ratios, '.0%')} of dense products"
-        print(line + times_as_fast(engine.name, values, "prompt"))
+        print(line + beside(engine.name, values, "prompt"))
         for requests in REQUESTS:
             steps = values[engine.name, f"step:{requests}"]
             moved = 2 * engine.weights.read(requests) + 2 * requests * engine.state_bytes
@@ -443,18 +307,17 @@ def report(
             print(
                 f"  {engine.name:14} decode of {requests:2}: "
                 f"{summary([1e3 * s for s in steps], '.2f')} ms, {share:.0%} of bandwidth"
-                f"{times_as_fast(engine.name, values, f'step:{requests}')}",
+                f"{beside(engine.name, values, f'step:{requests}')}",
                 flush=True,
             )
 
 
-def times_as_fast(engine: str, values: dict[tuple[str, str], list[float]], work: str) -> str:
-    """This project as another engine with the same model; nothing to say of its own."""
+def beside(engine: str, values: dict[tuple[str, str], list[float]], work: str) -> str:
+    """How many times as fast this project is with the same model; nothing to say of its own."""
     if engine in ("here", "dense") or ("here", work) not in values:
         return ""
-    pairs = zip(values["here", work], values[engine, work], strict=True)
-    ratios = [here / there if work == "prompt" else there / here for here, there in pairs]
-    return f", here {summary(ratios, '.2f')} times as fast"
+    here, there = values["here", work], values[engine, work]
+    return f", here {times_as_fast(here, there, more_is_better=work == 'prompt')}"
 
 
 def main() -> None:
@@ -464,24 +327,18 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
-    parser.add_argument(
-        "--beside", action="append", default=[], type=named_python, metavar="NAME=PYTHON"
-    )
-    parser.add_argument(
-        "--llama-cpp", action="extend", nargs="+", default=[], choices=("BF16", "F16", "F32")
-    )
-    parser.add_argument("--check", action="store_true", help="compare tokens with llama.cpp")
-    add_options(parser)
+    add_engine_options(parser)
     options = parser.parse_args()
     if unknown := set(options.models) - set(MODELS):
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(MODELS)}")
     is_same = True
     for name in options.models or MODELS:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             if options.check:
-                is_same &= check(name, options, Path(folder))
+                is_same &= gives_same_tokens(name, options, place(name, options, folder))
             else:
-                compare(name, options, Path(folder))
+                compare(name, options, folder)
     sys.exit(not is_same)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.recurrent import MODELS, write_checkpoint
+from benchmarks.recurrent import MODELS, checkpoint_of
 from cpu_backend.demo_model.store import default_dir
 
 NGRAM = {
@@ -82,7 +82,7 @@ def main() -> None:
         if arguments.shape is None:
             compare(arguments, str(default_dir()), TEXT * 6)
         else:
-            model = write_checkpoint(MODELS[arguments.shape].config, Path(folder) / "model")
+            model = checkpoint_of(arguments.shape, Path(folder) / "model")
             _repeat_tokens(model / "model.safetensors")
             compare(arguments, str(model), list(range(10, 130)))
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +36,7 @@ from benchmarks.turns import (
     summary,
     take_turns,
     threads,
+    torchvision_folder,
 )
 from tests.zoo import gguf_pictures, kinds
 from tests.zoo.build import build
@@ -290,14 +290,14 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.towers) - set(TOWERS):
         parser.error(f"{', '.join(unknown)}: choose from {', '.join(TOWERS)}")
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
+    packages = torchvision_folder()
+    if packages is None:
         parser.error(
             "there is no torchvision: make .venv/.stamps/torchvision, and see docs/testing.md"
         )
     environments = Environments(options.cache.expanduser(), dict(options.python), print)
     for name in options.towers or TOWERS:
-        compare(name, options, environments, Path(found.origin).parents[1])
+        compare(name, options, environments, packages)
 
 
 if __name__ == "__main__":

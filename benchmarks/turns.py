@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from benchmarks.compare.peers import RUNNERS
 from benchmarks.compare.process import Runner, RunnerError, clean_environ
 
 OURS = Path(sys.executable)
-TIMEOUT_S = 900
+TIMEOUT_S = 1800  # four prompts of 8,192 tokens on one thread of a busy machine
 
 
 def threads(*, wall: bool) -> int:
@@ -62,6 +63,14 @@ def start_vllm(
     if packages is not None:
         environ["PYTHONPATH"] = str(packages)
     return start_runner(stack, python, "vllm_engine.py", log, environ, wall=wall)
+
+
+def torchvision_folder() -> Path | None:
+    """Where torchvision is, which some models' classes import; None where it is not apart from this
+    environment's packages, which another interpreter must not find (docs/testing.md)."""
+    found = importlib.util.find_spec("torchvision")
+    folder = Path(found.origin).parents[1] if found and found.origin else None
+    return None if folder is None or (folder / "torch").exists() else folder
 
 
 def start_probe(stack: ExitStack, log: Path, *, wall: bool) -> Runner:
@@ -114,6 +123,13 @@ def take_turns(
 def summary(values: list[float], form: str) -> str:
     """Median and range."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def times_as_fast(here: list[float], there: list[float], *, more_is_better: bool) -> str:
+    """How many times as fast this project is, turn by turn."""
+    pairs = zip(here, there, strict=True)
+    ratios = [ours / theirs if more_is_better else theirs / ours for ours, theirs in pairs]
+    return f"{summary(ratios, '.2f')} times as fast"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -129,14 +129,13 @@ class Bench:
         return (all_outputs - first) / (outputs - 1)
 
     def step_after_known(self, requests: int, inputs: int, outputs: int) -> float:
-        """As ``step``, after prompts that stay the same: long ones come from the prefix cache of
-        the engine, if it has one."""
+        """As ``step``, after prompts that stay the same and are in the engine's memory, if it keeps
+        them: whatever came between, they are computed before the time."""
         if any(len(prompt) != inputs for prompt in self.known):
             self.known = []
-        if more := self.prompts(requests - len(self.known), inputs):
-            self.known += more
-            self.seconds_of(more, 1)
+        self.known += self.prompts(requests - len(self.known), inputs)
         prompts = self.known[:requests]
+        self.seconds_of(prompts, 1)
         first = self.seconds_of(prompts, 1)
         return self.rest(first, self.seconds_of(prompts, outputs), outputs)
 
@@ -156,15 +155,20 @@ class Bench:
         """Output tokens per second over all requests, their prompts included in the time."""
         return requests * outputs / self.seconds(requests, inputs, outputs)
 
-    def embed(self, texts: int, tokens: int) -> float:
-        """Tokens embedded per second, in a batch of texts of one length."""
-        prompts = self.prompts(texts, tokens)
+    def embed(self, lengths: list[int], batch: int) -> float:
+        """Tokens embedded per second, of texts of these lengths: all at once where ``batch`` is 0,
+        else sorted by length and so many at a time."""
+        texts = [text for length in lengths for text in self.prompts(1, length)]
         begin = self.clock()
-        vectors = self.engine.embed(prompts)
+        if batch:
+            texts.sort(key=len)
+        step = batch or len(texts)
+        parts = (texts[first : first + step] for first in range(0, len(texts), step))
+        found = sum(len(self.engine.embed(part)) for part in parts)
         seconds = self.clock() - begin
-        if len(vectors) != texts:
-            raise ValueError(f"{texts} texts gave {len(vectors)} vectors")
-        return texts * tokens / seconds
+        if found != len(lengths):
+            raise ValueError(f"{len(lengths)} texts gave {found} vectors")
+        return sum(lengths) / seconds
 
     def picture(self, rows: int, columns: int) -> float:
         """Seconds of a request with a picture of noise, one token out."""
