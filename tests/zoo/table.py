@@ -81,6 +81,7 @@ def page(outcomes: dict[str, Outcome], before: str = "") -> str:
     page ``before``."""
     parts = [HEAD]
     kept = {row.architecture: row for row in _read(before)}
+    tried = {spec.name for module in kinds.KINDS.values() for spec in module.SPECS}
     for kind, module in kinds.KINDS.items():
         rows = [
             _row(spec, outcomes[spec.name]) if spec.name in outcomes else kept[f"`{spec.name}`"]
@@ -89,7 +90,7 @@ def page(outcomes: dict[str, Outcome], before: str = "") -> str:
         ]
         if rows:
             parts += [f"## {kind.capitalize()}\n", f"{_summary(rows)}\n", f"{_table(rows)}\n"]
-            parts += _absent(set(module.registered()) - {spec.name for spec in module.SPECS})
+            parts += _absent(set(module.registered()) - tried)
     return "\n".join([*parts, FIELDS, *_limits()])
 
 
