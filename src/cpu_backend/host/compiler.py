@@ -74,7 +74,7 @@ def defer() -> None:
     if any(name in sys.modules for name in PACKAGES):
         return
     sys.meta_path.insert(0, _Finder())
-    torch.compile = _unchanged  # type: ignore[assignment]
+    torch.compile = _unchanged
     for module, taken in TAKEN.items():
         when_loaded(taken.importer, functools.partial(_give_later, module))
     when_loaded("torch._library.triton", _leave_kernels_unread)
@@ -133,7 +133,7 @@ def _unchanged(function: Any = None, *args: Any, **options: Any) -> Any:
 
 
 class _Rules:
-    """torch.distributed has the rules' cache cleared wherever the compiler's package is imported."""
+    """torch.distributed clears the cache of these wherever the package is imported."""
 
     def clear_lru_cache(self) -> None:
         """There are none yet."""
@@ -165,7 +165,7 @@ def _run(package: ModuleType) -> None:
         names = vars(package)
         run = names.pop("run")
         _drop_stand_ins()
-        package.__class__ = ModuleType
+        object.__setattr__(package, "__class__", ModuleType)
         run(package)
 
 

@@ -47,7 +47,8 @@ class _Preparation:
         with contextlib.suppress(Exception):
             self.app = build_app(self.arguments, TASKS, model)
         with contextlib.suppress(Exception):
-            if renderer.tokenizer is not None and self.arguments.chat_template is None:
+            is_ending = not threading.main_thread().is_alive()
+            if not (is_ending or renderer.tokenizer is None or self.arguments.chat_template):
                 from vllm.renderers.hf import resolve_chat_template
 
                 # Which loads the tokenizer once more, and keeps what it has found.
