@@ -1,5 +1,8 @@
 """How long servers take to begin: ``python -m benchmarks.server_start [--rounds 5]``.
 
+``--beside FOLDER`` takes turns with the package in FOLDER (``pip install --target FOLDER .``, of
+another version), ``--only text`` leaves the others out.
+
 Three kinds, each started anew in turns: the demo model as a text model, the same as one that
 embeds, and a BERT of the size of bge-small with random weights.  Seconds from the process begun to
 the first token or vector over HTTP, and the CPU time of all of its processes until it has ended,
@@ -20,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ class Kind:
     options: list[str]
     path: str
     body: dict[str, Any]
+    package: Path | None = None  # a folder that goes before all others
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
@@ -55,6 +59,9 @@ def measure(kind: Kind, log: Path) -> tuple[float, float]:
     command += ["--served-model-name", "m", "--port", str(port), *kind.options]
     places = f"{Path(sys.executable).parent}:/usr/bin"
     program = str(shutil.which(command[0], path=places))
+    environ = clean_environ({}, keep=("PYTHONPATH",))
+    if kind.package is not None:
+        environ["PYTHONPATH"] = str(kind.package)
     before = _children()
     begun = time.perf_counter()
     with log.open("ab") as sink:
@@ -62,7 +69,7 @@ def measure(kind: Kind, log: Path) -> tuple[float, float]:
             [sys.executable, program, *command[1:]],
             stdout=sink,
             stderr=sink,
-            env=clean_environ({}, keep=("PYTHONPATH",)),
+            env=environ,
         )
         try:
             _first_answer(server, f"http://127.0.0.1:{port}{kind.path}", kind.body, log)
@@ -106,6 +113,8 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--beside", type=Path, metavar="FOLDER")
+    parser.add_argument("--only", default="", metavar="NAME", help="kinds whose name has this")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -119,6 +128,12 @@ def main() -> None:
             Kind("vectors, demo model", demo, pooling, "/v1/embeddings", vector),
             Kind("vectors, bge-small", bert, pooling, "/v1/embeddings", vector),
         ]
+        kinds = [kind for kind in kinds if options.only in kind.name]
+        if options.beside is not None:
+            others = [replace(k, name=f"{k.name}, beside", wall=[], cpu=[]) for k in kinds]
+            for other in others:
+                other.package = options.beside.absolute()
+            kinds = [one for pair in zip(kinds, others, strict=True) for one in pair]
         for turn in range(-1, options.rounds):  # the first one fills caches
             for kind in kinds:
                 wall, cpu = measure(kind, folder / "log")
@@ -127,7 +142,7 @@ def main() -> None:
                     kind.cpu.append(cpu)
         for kind in kinds:
             print(
-                f"{kind.name:20} {summary(kind.wall, '.1f')} s, "
+                f"{kind.name:28} {summary(kind.wall, '.1f')} s, "
                 f"{summary(kind.cpu, '.1f')} s of CPU time",
                 flush=True,
             )

@@ -1,4 +1,5 @@
-"""What the host's plugin entry points name: the `cpu_backend` that is installed beside this file.
+"""What the entry points name, of the host's plugins and of torch's: the `cpu_backend` that is
+installed beside this file.
 
 `python -m` and `python -c` look for packages in the current folder first.  Where that is a clone
 of a commit whose package lay at its top, `import cpu_backend` would find sources without a library.
@@ -39,3 +40,10 @@ def register() -> str | None:
 def register_general() -> None:
     """See :func:`cpu_backend.register_general`."""
     _package().register_general()
+
+
+def torch_imported() -> None:
+    """See :func:`cpu_backend.torch_imported`.  torch calls this in every program that imports it,
+    those that have nothing to do with the host among them."""
+    if "vllm.env_override" in sys.modules:
+        _package().torch_imported()

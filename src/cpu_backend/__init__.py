@@ -1,8 +1,8 @@
 """CPU backend for vLLM: a platform plugin.
 
 The host calls :func:`register` in every process to ask whether this platform applies, and
-:func:`register_general` before a configuration is made.  Importing this package loads neither
-torch nor vllm.
+:func:`register_general` before a configuration is made; torch calls :func:`torch_imported` when
+the host imports it.  Importing this package loads neither torch nor vllm.
 """
 
 from __future__ import annotations
@@ -34,3 +34,11 @@ def register_general() -> None:
 
     if activation.decide().active:
         host.replace_in_tree_platform()
+
+
+def torch_imported() -> None:
+    """Begin in a server where the host has only imported torch, if that is certain already."""
+    from cpu_backend import activation, host
+
+    if host.serves() and activation.decide_early().active:
+        host.defer_compiler()

@@ -73,6 +73,13 @@ def torch_has_accelerator() -> bool:
     return bool(torch.version.cuda or torch.version.hip or torch.version.xpu)
 
 
+def decide_early() -> Decision:
+    """The same where the host cannot say yet whether there is an accelerator."""
+    if torch_has_accelerator() and not cpu_requested(sys.argv, os.environ):
+        return Decision(False, "it depends on the host's detectors")
+    return decide()
+
+
 @functools.cache
 def decide() -> Decision:
     """The decision for this process; the host asks twice and expects one answer."""

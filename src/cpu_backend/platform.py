@@ -415,7 +415,8 @@ def _set_environment(config: VllmConfig) -> None:
     # Functions that the host compiles one by one (Cohere's norm, routers) run as they are written,
     # in the processes to come as well: tracing takes seconds, and cannot happen in a recorded step.
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    torch._dynamo.config.disable = True
+    if "torch._dynamo.config" in sys.modules:  # otherwise it will read the variable
+        torch._dynamo.config.disable = True
     # A step of a large model's prompts, or with a large picture, may take longer than the 300 s for
     # which the host waits for ranks in other processes; when one ends it sees that by itself.
     hung = int(heartbeat.STEP_FACTOR * envs.health_seconds())

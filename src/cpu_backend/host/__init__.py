@@ -11,10 +11,19 @@ import functools
 import importlib
 import pkgutil
 
-from cpu_backend.host import in_tree_platform, numba_cache, numba_threads, process
+from cpu_backend.host import compiler, in_tree_platform, numba_cache, numba_threads, process
 from cpu_backend.host.seam import When, apply, differences
 
-__all__ = ["check", "prepare_model", "prepare_process", "replace_in_tree_platform"]
+__all__ = [
+    "check",
+    "defer_compiler",
+    "prepare_model",
+    "prepare_process",
+    "replace_in_tree_platform",
+    "serves",
+]
+
+serves = process.serves
 
 # Not declarations, or with imports of the host that must wait.
 _OTHERS = {"__main__", "bases", "quantized_bases", "on_load", "seam", "source"}
@@ -35,6 +44,11 @@ def check() -> tuple[str, ...]:
     Nothing of the host is imported or changed."""
     declare()
     return tuple(differences())
+
+
+def defer_compiler() -> None:
+    """Before the host imports torch's compiler, right after torch."""
+    compiler.defer()
 
 
 @functools.cache

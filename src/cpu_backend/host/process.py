@@ -40,17 +40,24 @@ def prepare() -> None:
     # The server's event loop hears of signals by a file that a forked engine would write to, too:
     # the end of a rank would look to the server as if it had been asked to stop.
     os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
-    serves = _serves()
-    atexit.register(_end_at_once if serves else gc.unfreeze)
-    if serves and os.environ[envs.START_METHOD.name] == "fork":
+    is_server = serves()
+    atexit.register(_end_at_once if is_server else gc.unfreeze)
+    if is_server and os.environ[envs.START_METHOD.name] == "fork":
         gc.disable()
-        os.register_at_fork(after_in_child=gc.enable, after_in_parent=gc.enable)
+        os.register_at_fork(after_in_child=gc.enable, after_in_parent=_collect_from_here_on)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
     sentences.print_without_traceback()
 
 
-def _serves() -> bool:
+def _collect_from_here_on() -> None:
+    """Of what has been imported nothing becomes garbage: without this the first searches for it,
+    and the host's own before it serves, visit it all."""
+    gc.freeze()
+    gc.enable()
+
+
+def serves() -> bool:
     """Whether this process is ``vllm serve``'s first, which ends with its server."""
     return (
         sys.argv[1:2] == ["serve"]

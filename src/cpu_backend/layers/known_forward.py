@@ -21,14 +21,20 @@ def attributes(forward: Callable[..., Any], form: str) -> dict[str, str] | None:
 
     ``form``: the source of a function without branches.
     """
-    try:
-        code = _renamed(inspect.getsource(forward))
-    except (OSError, TypeError):  # made while the program runs
-        return None
+    code = _renamed(_source(forward))
     known = _renamed(form)
     if code.text != known.text or not code.text:
         return None
     return dict(zip(known.attributes, code.attributes, strict=True))
+
+
+@functools.cache
+def _source(forward: Callable[..., Any]) -> str:
+    """Of a function; "" of one that is made while the program runs."""
+    try:
+        return inspect.getsource(forward)
+    except (OSError, TypeError):
+        return ""
 
 
 class _Code(NamedTuple):
@@ -43,7 +49,7 @@ def _renamed(source: str) -> _Code:
     nothing = _Code("", ())
     try:
         [function] = ast.parse(textwrap.dedent(source)).body
-    except SyntaxError:  # it has words that begin further left than itself
+    except (SyntaxError, ValueError):  # words that begin further left than itself; nothing
         return nothing
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return nothing
