@@ -118,8 +118,8 @@ class Compiled:
 
 def hot_loop(assembly: str, kernel: Compiled) -> Loop:
     """The shortest innermost loop that does the kernel's multiply-adds in a turn, and some more
-    where sums need them, but twice as many at most.  Others are what is left over, or do the same with
-    more around it.  CountError: there is none."""
+    where sums need them, but twice as many at most.  Others are what is left over, or do the same
+    with more around it.  CountError: there is none."""
     kind, needed = kernel.product.kind, kernel.multiply_adds
     loops = innermost_loops(function_lines(assembly, kernel.function))
     hot = [loop for loop in loops if needed <= loop.multiply_adds(kind) <= 2 * needed]
@@ -132,20 +132,22 @@ def hot_loop(assembly: str, kernel: Compiled) -> Loop:
     return min(hot, key=lambda loop: len(loop.instructions))
 
 
+def _entry(each: Product) -> str:
+    shape = {"rows": each.rows, "panels": each.panels}
+    function, channels = each.function.format(**shape), each.channels.format(**shape)
+    columns = f"({each.panels}) * kPanelWidth"
+    return f"    {{(const void*)&{function}, {each.rows}, {columns}, {channels}}},"
+
+
 def source() -> str:
     """A translation unit that has the kernels of all products and a list of them, in order."""
-    entries = [
-        f"    {{(const void*)&{each.function.format(rows=each.rows, panels=each.panels)},\n"
-        f"     {each.rows}, ({each.panels}) * kPanelWidth, {each.channels.format(rows=each.rows)}}},"
-        for each in PRODUCTS
-    ]
     return "\n".join(
         [
             *(f'#include "{header}"' for header in HEADERS),
             "namespace CPU_BACKEND_NAMESPACE {",
             "struct Counted { const void* function; int rows, columns, channels; };",
             'extern "C" const Counted counted[] __attribute__((visibility("default"))) = {',
-            *entries,
+            *map(_entry, PRODUCTS),
             "};",
             "}",
             "",
