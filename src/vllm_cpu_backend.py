@@ -9,6 +9,7 @@ from where it is, in this process and in those it forks; what it spawns begins h
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -46,4 +47,6 @@ def torch_imported() -> None:
     """See :func:`cpu_backend.torch_imported`.  torch calls this in every program that imports it,
     those that have nothing to do with the host among them."""
     if "vllm.env_override" in sys.modules:
-        _package().torch_imported()
+        # torch would not be imported.  What fails here fails in register(), too, which says why.
+        with contextlib.suppress(Exception):
+            _package().torch_imported()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import vllm_cpu_backend
@@ -75,3 +77,16 @@ def test_other_programs_import_it_with_the_host() -> None:
     command = [sys.executable, "-c", script, "/somewhere/bin/vllm", "bench"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.stdout.splitlines()[-1:] == ["True"], found.stderr
+
+
+def test_a_broken_package_does_not_keep_torch_from_being_imported(tmp_path: Path) -> None:
+    (tmp_path / "cpu_backend").mkdir()
+    (tmp_path / "cpu_backend/__init__.py").write_text("raise ImportError('no library')")
+    shutil.copy(vllm_cpu_backend.__file__, tmp_path)
+    script = (
+        "import sys; sys.modules['vllm.env_override'] = sys; import vllm_cpu_backend as ours; "
+        "ours.torch_imported(); print('imported')"
+    )
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.stdout == "imported\n", found.stderr
