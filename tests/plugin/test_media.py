@@ -31,6 +31,7 @@ def test_a_server_says_which_kinds_nobody_compared(
 def runner_with(*kinds: str) -> CPUModelRunner:
     """Requests a, b and so on with one medium each."""
     runner = CPUModelRunner.__new__(CPUModelRunner)
+    runner.media_ahead = None
     runner.requests = {
         name: SimpleNamespace(mm_features=[SimpleNamespace(modality=kind)])
         for name, kind in zip("ab", kinds, strict=False)
@@ -74,4 +75,6 @@ def test_a_server_says_that_media_take_long(
     monkeypatch.setattr(HostCPUModelRunner, "_execute_mm_encoder", lambda *_: [range(7), range(3)])
     step = SimpleNamespace(scheduled_encoder_inputs={"a": [0], "b": [0]})
     assert runner_with("image", "image")._execute_mm_encoder(step) == [range(7), range(3)]
-    assert [tokens for _, tokens, _ in lines] == [10] * said
+    assert [(tokens, meanwhile) for _, tokens, _, meanwhile in lines] == [
+        (10, ", in which no request went on")
+    ] * said
