@@ -4,9 +4,8 @@ What: ``torch._dynamo`` and ``torch._inductor`` are packages whose code runs whe
     of theirs is asked for.  Until then what marks a function for the compiler returns it as it is,
     as does ``torch.compile``; ``_patch_inductor_fallback_allow_list`` waits for the module that it
     changes, and the decorators of the host's models for the class that they change to compile.
-Why: the host imports them for the sake of that function, and of decorators; with what they import
-    in turn (sympy, networkx, triton) that is a fifth of what a server computes until its first
-    token, and this backend compiles nothing (platform.py).
+Why: the host imports them for the sake of that function, and of decorators; they import
+    sympy, networkx and triton in turn, and this backend compiles nothing (platform.py).
 Since: 0.30
 Until: the host imports the compiler where it compiles.
 

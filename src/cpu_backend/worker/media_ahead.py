@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 # While no other request can go on, the engine looks that often for new ones.
 IDLE_SECONDS = 0.1
 # Of the time: less, and a text stands still beside a picture; more, and many requests with pictures
-# take longer in all, because steps of few requests read the weights as often as those of many.
+# should take longer in all (not measured): steps of few read the weights as often as those of many.
 OTHERS_SHARE = 0.25
 
 
