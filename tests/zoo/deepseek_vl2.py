@@ -24,7 +24,7 @@ GRIDS = ((1, 1), (2, 1), (1, 2), (2, 2))  # columns and rows of tiles
 GREY = 127
 SIGLIP = {
     "hidden_size": 64,
-    "intermediate_size": 239,  # 3.7362 times as much
+    "intermediate_size": 240,
     "num_attention_heads": 2,
     "num_hidden_layers": 3,
     "image_size": SIDE,
@@ -190,6 +190,7 @@ def _make_host_small() -> None:
         "depth": SIGLIP["num_hidden_layers"],
         "embed_dim": SIGLIP["hidden_size"],
         "img_size": SIDE,
+        "mlp_ratio": SIGLIP["intermediate_size"] / SIGLIP["hidden_size"],
         "num_heads": SIGLIP["num_attention_heads"],
     }
     timm.create_model = lambda name, **options: make(name, **{**options, **own})
