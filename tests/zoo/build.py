@@ -73,7 +73,8 @@ class Spec:
     which lie one after the other, by_key_head: for each key head.  in_pairs: a pattern of names and
     the size of a head: its channels that turn together, i and i + half of it, are published beside
     each other.  batched: a pattern of names of weights that have one dimension more, of size 1,
-    before theirs.  published_config: makes the config of published checkpoints of the one that
+    before theirs.  padded: patterns of names, a dimension each, and its length as published, with
+    zeros at its end.  published_config: makes the config of published checkpoints of the one that
     ``transformers`` writes.  needs: of tests/tools.py, without which neither side can run it.
     """
 
@@ -95,6 +96,7 @@ class Spec:
     by_key_head: bool = False
     in_pairs: tuple[str, int] = ("", 0)
     batched: str = ""
+    padded: tuple[tuple[str, int, int], ...] = ()
     published_config: Callable[[dict[str, Any]], dict[str, Any]] = dict
     needs: tuple[str, ...] = ()
 
@@ -185,6 +187,11 @@ def write_as_published(spec: Spec, folder: Path) -> None:
             weight = weight.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
         if spec.batched and re.search(spec.batched, name):
             weight = weight[None]
+        for pattern, dimension, size in spec.padded:
+            if re.search(pattern, name):
+                shape = [*weight.shape]
+                shape[dimension] = size - shape[dimension]
+                weight = torch.cat([weight, weight.new_zeros(shape)], dimension)
         if name:
             renamed[name] = weight
     heads = make_config(spec).num_key_value_heads if spec.by_key_head else 1

@@ -42,9 +42,12 @@ from transformers.modeling_outputs import (
 )
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
+from tests.zoo.deepseek_ocr import DeepseekOCRForCausalLM  # noqa: F401
+from tests.zoo.deepseek_vl2 import DeepseekVLV2ForCausalLM  # noqa: F401
 from tests.zoo.domyn import DomynEdgeForCausalLM  # noqa: F401
 from tests.zoo.dory import DoryForCausalLM  # noqa: F401
 from tests.zoo.dots import DotsOCRForCausalLM  # noqa: F401
+from tests.zoo.glm4v import GLM4VForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
 from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
@@ -59,6 +62,7 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
 from tests.zoo.qwen_heads import (

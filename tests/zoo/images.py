@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.zoo import image_specs, more_renamed_image_specs, renamed_image_specs
+from tests.zoo import (
+    image_specs,
+    more_renamed_image_specs,
+    remote_image_specs,
+    renamed_image_specs,
+)
 from tests.zoo.audio import is_audio
 from tests.zoo.mixed import examine
 
@@ -10,7 +15,12 @@ __all__ = ["SPECS", "examine", "registered"]
 
 SPECS = tuple(
     sorted(
-        (*image_specs.SPECS, *renamed_image_specs.SPECS, *more_renamed_image_specs.SPECS),
+        (
+            *image_specs.SPECS,
+            *more_renamed_image_specs.SPECS,
+            *remote_image_specs.SPECS,
+            *renamed_image_specs.SPECS,
+        ),
         key=lambda spec: spec.name,
     )
 )

@@ -1,0 +1,102 @@
+"""Image architectures whose code comes with their checkpoints: ``transformers`` has their parts,
+sorted by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, nvlm
+from tests.zoo.build import BASE
+from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, Picture, shown
+from tests.zoo.processors import FIRST
+from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, _intern_chat
+from tests.zoo.renamed_specs import CHATGLM
+
+DEEPSEEK = {
+    "head_dim": BASE["head_dim"],
+    "num_key_value_heads": BASE["num_attention_heads"],
+    "partial_rotary_factor": 1.0,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "image_token_id": FIRST,
+}
+SPECS = (
+    MediaSpec(
+        "DeepseekOCR2ForCausalLM",
+        "DeepSeek-OCR 2",
+        "deepseek_ocr2",
+        deepseek_ocr2.CONFIG,
+        processor=deepseek_ocr2.processor,
+        # Two of them whole, one in two tiles, too.
+        cases=shown(deepseek_ocr.MARK, (PICTURES[0], PICTURES[2], Picture(900, 400, 3))),
+        chunk=576,
+        auto="DeepseekOcr2ForConditionalGeneration",
+        published_config=deepseek_ocr2.published,
+        options={"max_model_len": 1536},
+        needs=TORCHVISION,
+        note="compared with fewer layers than vLLM has for all of its checkpoints",
+    ),
+    MediaSpec(
+        "DeepseekOCRForCausalLM",
+        "DeepSeek-OCR",
+        "deepseek_vl_v2",
+        DEEPSEEK,
+        processor=deepseek_ocr.processor,
+        # None, two and six tiles.
+        cases=shown(deepseek_ocr.MARK, (PICTURES[0], Picture(200, 90, 2), PICTURES[2])),
+        published=deepseek_ocr.NAMES,
+        published_config=deepseek_ocr.published,
+        needs=TORCHVISION,
+        note="compared with SAM, CLIP and DeepSeek MoE, and what is between them in plain torch, "
+        "with fewer layers and smaller images than vLLM has for all of its checkpoints",
+    ),
+    MediaSpec(
+        "DeepseekVLV2ForCausalLM",
+        "DeepSeek-VL2",
+        "deepseek_vl_v2",
+        DEEPSEEK,
+        processor=deepseek_vl2.processor,
+        cases=shown(deepseek_ocr.MARK, PICTURES),
+        published=deepseek_vl2.NAMES,
+        batched=r"pos_embed$",
+        published_config=deepseek_vl2.published,
+        needs=(*TORCHVISION, "timm"),
+        note="compared with SigLIP and DeepSeek MoE, and what is between them in plain torch, with "
+        "fewer layers and smaller tiles than vLLM has for all of its checkpoints",
+    ),
+    MediaSpec(
+        "GLM4VForCausalLM",
+        "GLM-4V-9B",
+        "chatglm",
+        CHATGLM.config,
+        processor=glm4v.processor,
+        cases=shown(glm4v.MARK, PICTURES, at_once=1),
+        published=((r"^model\.vision", "transformer.vision"), *CHATGLM.published),
+        published_config=glm4v.published,
+        needs=TORCHVISION,
+        note="compared with GLM-4-9B and an encoder in plain torch",
+    ),
+    replace(
+        INTERNVL,
+        name="NVLM_D",
+        models="NVLM-D",
+        config={
+            **INTERNVL.config,
+            "vision_config": {
+                **INTERN_VIT,
+                "attention_bias": False,
+                "norm_type": "rms_norm",
+                "use_qk_norm": True,
+            },
+        },
+        processor=nvlm.processor,
+        cases=shown(nvlm.MARK, PICTURES),
+        auto="NVLMForConditionalGeneration",
+        published=nvlm.NAMES,
+        published_config=_intern_chat(nvlm.MODEL_TYPE),
+        padded=nvlm.PADDED,
+        chunk=128,
+        note="compared with InternVL of transformers with another projector",
+    ),
+)
