@@ -72,14 +72,14 @@ static inline void multiply_columns(int64_t rows, int64_t count, const int16_t* 
                             row == 0 ? ahead : nullptr};
     };
     const int64_t whole = at % kPanelWidth == 0 ? (count - done) / kPanelWidth : 0;
-    if (whole >= 4 && rows <= kMaxRows / 4) {
+    if (whole >= 4 && rows <= kIntegerRows / 4) {
       multiply_integer_rows<kPanelVecs, 4>(rows, product(0), depth, accumulate);
       done += 4 * kPanelWidth;
-    } else if (whole >= 2 && rows <= kMaxRows / 3) {
+    } else if (whole >= 2 && rows <= kIntegerRows / 3) {
       multiply_integer_rows<kPanelVecs, 2>(rows, product(0), depth, accumulate);
       done += 2 * kPanelWidth;
     } else {
-      for_each_tile<int16_t>(rows, [&](int64_t row, int64_t now) CPU_BACKEND_LAMBDA {
+      for_each_tile<int16_t, kIntegerRows>(rows, [&](int64_t row, int64_t now) CPU_BACKEND_LAMBDA {
         if constexpr (kPanelWidth > 16)
           if (whole == 0) return multiply_integer_rows<1, 1>(now, product(row), depth, accumulate);
         multiply_integer_rows<kPanelVecs, 1>(now, product(row), depth, accumulate);
