@@ -212,10 +212,9 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
                                        int64_t a_stride, int64_t k, const T* b, int panel,
                                        bool both) {
   VecU words[kVecs];
-  for (int v = 0; v < kVecs; ++v) {
-    words[v] = load_bf16_pairs(b + v * 2 * kLanes);
+  load_bf16_pairs(b, words);
+  for (int v = 0; v < kVecs; ++v)
     if (!both) words[v] &= kFirstIsLow ? 0x0000ffffu : 0xffff0000u;
-  }
   const auto pair_of = [&](int r) CPU_BACKEND_LAMBDA {
     const bf16_t* from = a + r * a_stride + k;
     const bf16_t single[2] = {*from, bf16_t{}};
@@ -249,10 +248,8 @@ CPU_BACKEND_INLINE void tile_step_quad(Tile<kRows, kVecs, kPanels>& tile, const 
                                        int panel) {
   auto& acc = tile.acc[panel];
   VecU first[kVecs], second[kVecs];
-  for (int v = 0; v < kVecs; ++v) {
-    first[v] = load_bf16_pairs(b + v * 2 * kLanes);
-    second[v] = load_bf16_pairs(b_next + v * 2 * kLanes);
-  }
+  load_bf16_pairs(b, first);
+  load_bf16_pairs(b_next, second);
   int r = 0;
   for (; r + 2 <= kRows; r += 2) {
     const bf16_t* from = a + r * a_stride + k;
