@@ -96,9 +96,10 @@ constexpr uint8_t kSmallUpper[16] = {0x00, 0x37, 0x37, 0x37, 0x38, 0x38, 0x38, 0
 constexpr uint8_t kSmallLower[16] = {0x00, 0x00, 0x80, 0xc0, 0x00, 0x20, 0x40, 0x60,
                                      0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
 CPU_BACKEND_INLINE void load_bf16_pairs(const fp8_t* p, VecU (&words)[2]) {
-  const uint8x16_t codes = load_raw<uint8x16_t>(p), magnitudes = codes & (uint8_t)0x7f;
-  const uint8x16_t lower = vqtbx1q_u8(codes << 4, vld1q_u8(kSmallLower), magnitudes);
-  uint8x16_t upper = (magnitudes >> 4) + (uint8_t)56;
+  const uint8x16_t codes = load_raw<uint8x16_t>(p);
+  const uint8x16_t magnitudes = vandq_u8(codes, vdupq_n_u8(0x7f));
+  const uint8x16_t lower = vqtbx1q_u8(vshlq_n_u8(codes, 4), vld1q_u8(kSmallLower), magnitudes);
+  uint8x16_t upper = vaddq_u8(vshrq_n_u8(magnitudes, 4), vdupq_n_u8(112 / 2));
   upper = vqtbx1q_u8(upper, vld1q_u8(kSmallUpper), magnitudes);
   upper = vbslq_u8(vdupq_n_u8(0x80), codes, upper);
   words[0] = (VecU)vzip1q_u8(lower, upper);
