@@ -4,10 +4,9 @@
 //
 // Pairs     two multiply-adds of 16 bits in one instruction.
 // Planes    where products of four bytes are fast (kHasPlanes): x = 256 * upper + lower, both
-// signed
-//           as the codes are, eight upper bytes of a row and then their lower ones.  In blocks
-//           these are the two rows that meet two columns, so one row is as fast as many; else each
-//           quad of them meets four columns.
+//           signed as the codes are, eight upper bytes of a row and then their lower ones.  In
+//           blocks these are the two rows that meet two columns, so that one row fills a block;
+//           else each quad of them meets four columns.
 // Tiles     a few rows by several panels side by side, as many as the registers hold: with one
 //           panel, a single row spent as much time between its loops as in them.
 #pragma once
@@ -17,8 +16,9 @@
 namespace CPU_BACKEND_NAMESPACE {
 
 // A row of 16-bit integers: fp32 scale, then the numbers over it.
-constexpr int64_t kMaxIntegerDepth = 512;             // 512 * 32767 * 127 < 2^31
-constexpr int64_t kScaleHalves = kHasPlanes ? 8 : 2;  // eight numbers of two planes are a vector
+constexpr int64_t kMaxIntegerDepth = 512;  // 512 * 32767 * 127 < 2^31
+// As long as eight numbers in planes, so that these are whole vectors of memory.
+constexpr int64_t kScaleHalves = kHasPlanes ? 8 : 2;
 #if defined(CPU_BACKEND_PLANES)
 constexpr float kIntegerLimit = kPlanesLimit;
 #else
