@@ -89,9 +89,14 @@ PRODUCTS = (
         )
         for shape in (("kQuantRows", "1"), ("4", "1"), ("1", side_by_side))
     ),
-    Product("int16 x int8 cache", INT16, 8, _CACHE, "kMaxRows == 12 ? 8 : 4", "1", "kIntegerSteps"),
-    Product("int16 x int8 cache", INT16, 8, _CACHE, "4", "kMaxRows == 12 ? 2 : 1", "kIntegerSteps"),
-    Product("int16 x int8 cache", INT16, 8, _CACHE, "1", "4", "kIntegerSteps"),
+    *(
+        Product("int16 x int8 cache", INT16, 8, _CACHE, rows, panels, "kIntegerSteps")
+        for rows, panels in (
+            ("kHasPlanes ? kIntegerRows : kMaxRows == 12 ? 8 : 4", "1"),
+            ("4", "kIntegerRows == 12 ? 2 : 1"),
+            ("1", "4"),
+        )
+    ),
 )
 
 

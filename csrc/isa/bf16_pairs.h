@@ -82,6 +82,31 @@ CPU_BACKEND_INLINE VecU load_bf16_pairs(const fp8_t* p) {
 }
 #endif
 
+// Several words of each lane.
+template <class T, int kWords>
+CPU_BACKEND_INLINE void load_bf16_pairs(const T* p, VecU (&words)[kWords]) {
+  for (int i = 0; i < kWords; ++i) words[i] = load_bf16_pairs(p + i * 2 * kLanes);
+}
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// Two of them by bytes, a vector at a time: the lower one of a number is its code, moved, the upper
+// one has the sign, half of the exponent and 112 / 2.  Tables have both for magnitudes below 16,
+// subnormal ones among them, and leave the others as they are.
+constexpr uint8_t kSmallUpper[16] = {0x00, 0x37, 0x37, 0x37, 0x38, 0x38, 0x38, 0x38,
+                                     0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38};
+constexpr uint8_t kSmallLower[16] = {0x00, 0x00, 0x80, 0xc0, 0x00, 0x20, 0x40, 0x60,
+                                     0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
+CPU_BACKEND_INLINE void load_bf16_pairs(const fp8_t* p, VecU (&words)[2]) {
+  const uint8x16_t codes = load_raw<uint8x16_t>(p);
+  const uint8x16_t magnitudes = vandq_u8(codes, vdupq_n_u8(0x7f));
+  const uint8x16_t lower = vqtbx1q_u8(vshlq_n_u8(codes, 4), vld1q_u8(kSmallLower), magnitudes);
+  uint8x16_t upper = vaddq_u8(vshrq_n_u8(magnitudes, 4), vdupq_n_u8(112 / 2));
+  upper = vqtbx1q_u8(upper, vld1q_u8(kSmallUpper), magnitudes);
+  upper = vbslq_u8(vdupq_n_u8(0x80), codes, upper);
+  words[0] = (VecU)vzip1q_u8(lower, upper);
+  words[1] = (VecU)vzip2q_u8(lower, upper);
+}
+#endif
+
 }  // namespace CPU_BACKEND_NAMESPACE
 
 #endif

@@ -80,6 +80,17 @@ CPU_BACKEND_INLINE VecU dot_blocks(VecU sum, VecU rows, VecU columns) {
 #endif
 }
 
+// The same of signed bytes on both sides.
+CPU_BACKEND_INLINE VecI dot_signed_blocks(VecI sum, VecI rows, VecI columns) {
+#if defined(CPU_BACKEND_EMULATE_BLOCKS)
+  const VecU x = (VecU)rows, y = (VecU)columns;
+  const VecU first = dot_bytes<true, true>((VecU)sum, words_of_rows<0>(x), words_of_columns<0>(y));
+  return (VecI)dot_bytes<true, true>(first, words_of_rows<1>(x), words_of_columns<1>(y));
+#else
+  return (VecI)vmmlaq_s32((int32x4_t)sum, (int8x16_t)columns, (int8x16_t)rows);
+#endif
+}
+
 }  // namespace CPU_BACKEND_NAMESPACE
 
 #endif

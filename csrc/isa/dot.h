@@ -80,12 +80,16 @@ constexpr int kQuadChain = 1 << 20;
 constexpr bool kQuads8 = true;
 #endif
 
-// sum + the four products of a, signed or not, and codes, by plain vectors and modulo 2^32.
-template <bool kSigned>
+// sum + the four products of a and codes, each signed or not, by plain vectors and modulo 2^32.
+template <bool kSigned, bool kSignedCodes = false>
 CPU_BACKEND_INLINE VecU dot_bytes(VecU sum, VecU a, VecU codes) {
   for (int byte = 0; byte < 4; ++byte) {
     const VecU x = kSigned ? (VecU)((VecI)(a << (24 - 8 * byte)) >> 24) : (a >> (8 * byte)) & 0xffu;
-    sum = sum + x * ((codes >> (8 * byte)) & 0xffu);
+    if constexpr (kSignedCodes) {
+      sum = sum + x * (VecU)((VecI)(codes << (24 - 8 * byte)) >> 24);
+    } else {
+      sum = sum + x * ((codes >> (8 * byte)) & 0xffu);
+    }
   }
   return sum;
 }
@@ -125,6 +129,33 @@ CPU_BACKEND_INLINE VecU dot_quad_of(VecU sum, TwoQuads a, VecU codes) {
   return dot_bytes<kSigned>(sum, VecU{} + a[kQuad], codes);
 #endif
 }
+
+#if defined(CPU_BACKEND_PLANES)
+// sum + the four products of signed bytes: of one of four quads for all lanes, and of codes.
+template <int kQuad>
+CPU_BACKEND_INLINE VecI dot_signed_quad_of(VecI sum, VecI a, VecI codes) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  return (VecI)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)a, kQuad);
+#else
+  return (VecI)dot_bytes<true, true>((VecU)sum, VecU{} + (uint32_t)a[kQuad], (VecU)codes);
+#endif
+}
+
+// Eight numbers x = 256 * upper + lower as their upper bytes, then their lower ones, both signed.
+constexpr float kPlanesLimit = 127 * 256 + 127;  // of |x|
+CPU_BACKEND_INLINE void store_planes(void* at, VecH first, VecH second) {
+  int8_t* const bytes = static_cast<int8_t*>(at);
+#if defined(__aarch64__)
+  const int16x8_t x = vcombine_s16((int16x4_t)first, (int16x4_t)second);
+  store_raw(bytes, vcombine_s8(vrshrn_n_s16(x, 8), vmovn_s16(x)));
+#else
+  store_raw(bytes, narrow_to_bytes((widen_bits(first) + 128u) >> 8));
+  store_raw(bytes + kLanes, narrow_to_bytes((widen_bits(second) + 128u) >> 8));
+  store_raw(bytes + 2 * kLanes, narrow_to_bytes(widen_bits(first)));
+  store_raw(bytes + 3 * kLanes, narrow_to_bytes(widen_bits(second)));
+#endif
+}
+#endif
 
 CPU_BACKEND_INLINE VecI add_quad_sum(VecI sum, QuadSum quads) {
   if constexpr (kSame<QuadSum, VecI>) {

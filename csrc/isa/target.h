@@ -78,6 +78,11 @@ constexpr bool kHasPlanes = true;
 #else
 constexpr bool kHasPlanes = false;
 #endif
+#if defined(CPU_BACKEND_BLOCKS)
+constexpr bool kHasBlocks = true;
+#else
+constexpr bool kHasBlocks = false;
+#endif
 // Whether signed bytes are multiplied by unsigned ones.  SDOT and UDOT want equal signs.
 #if defined(CPU_BACKEND_PLANES) && !defined(CPU_BACKEND_BLOCKS)
 constexpr bool kSignedBytes = false;

@@ -10,7 +10,7 @@
 //   | ...                                   | ...                                       |
 //   +---------------------------------------+-------------------------------------------+
 //
-// Both are panels of kernels/tiles/panel.h (16- and 8-bit rows in pairs, except fp16), so Q*K^T
+// Both are panels of kernels/tiles/panel.h (several rows to a word, except fp32 and fp16), so Q*K^T
 // runs with tokens in the vector lanes and P*V with channels in them, and neither needs a
 // horizontal sum or a transpose; and each is read from its beginning to its end: as one panel of N
 // tokens or D channels, whose steps lie N or D apart, decode attention over 8k tokens took 9 %

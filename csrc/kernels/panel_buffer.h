@@ -72,14 +72,14 @@ static inline void multiply_columns(int64_t rows, int64_t count, const int16_t* 
                             row == 0 ? ahead : nullptr};
     };
     const int64_t whole = at % kPanelWidth == 0 ? (count - done) / kPanelWidth : 0;
-    if (whole >= 4 && rows <= kMaxRows / 4) {
+    if (whole >= 4 && rows <= kIntegerRows / 4) {
       multiply_integer_rows<kPanelVecs, 4>(rows, product(0), depth, accumulate);
       done += 4 * kPanelWidth;
-    } else if (whole >= 2 && rows <= kMaxRows / 3) {
+    } else if (whole >= 2 && rows <= kIntegerRows / 3) {
       multiply_integer_rows<kPanelVecs, 2>(rows, product(0), depth, accumulate);
       done += 2 * kPanelWidth;
     } else {
-      for_each_tile<int16_t>(rows, [&](int64_t row, int64_t now) CPU_BACKEND_LAMBDA {
+      for_each_tile<int16_t, kIntegerRows>(rows, [&](int64_t row, int64_t now) CPU_BACKEND_LAMBDA {
         if constexpr (kPanelWidth > 16)
           if (whole == 0) return multiply_integer_rows<1, 1>(now, product(row), depth, accumulate);
         multiply_integer_rows<kPanelVecs, 1>(now, product(row), depth, accumulate);
@@ -119,15 +119,18 @@ void multiply_decoded(int64_t rows, int64_t count, const bf16_t* a, int64_t a_st
                       float* c, int64_t c_stride, bool accumulate, const Code* next,
                       int64_t next_columns, bf16_t* decoded) {
   static_assert(kPairing<Code> == 2 && kPairing<bf16_t> == 2, "elements lie alike");
+  constexpr int kWords = 16 % kPanelWidth == 0 ? kPanelVecs : 1;  // where all panels are whole
   for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
     const int64_t width = b.width(at), first = b.offset(k, b.first(at));
     const Code* const ahead = next && at < next_columns ? next + first : nullptr;
     for (int64_t i = 0; i < depth; i += kChainLength) {
       const int64_t steps = depth - i < kChainLength ? depth - i : kChainLength;
       const int64_t begin = i * width, size = round_up(steps, 2) * width;
-      for (int64_t j = 0; j < size; j += 2 * kLanes) {
+      for (int64_t j = 0; j < size; j += kWords * 2 * kLanes) {
         if (ahead) __builtin_prefetch(ahead + begin + j, 0, 2);
-        store_raw(decoded + j, load_bf16_pairs(b.at + first + begin + j));
+        VecU words[kWords];
+        load_bf16_pairs(b.at + first + begin + j, words);
+        for (int w = 0; w < kWords; ++w) store_raw(decoded + j + w * 2 * kLanes, words[w]);
       }
       const bf16_t* panel = decoded + panel_offset<bf16_t>(0, at - b.first(at), width);
       multiply_panel(rows, now, a + i, a_stride, panel, width, steps, c + done, c_stride,

@@ -27,6 +27,9 @@ struct Case {
   bool alibi = false, sinks = false;
   bool one_query = false;  // all tokens of a request ask the same
   float all = NAN;  // unless NaN: queries, keys and values, with signs that tell tokens apart
+  // Unless 0: queries are zeros, so that all tokens weigh the same, and with the scales of int8
+  // values they are whole numbers up to this one, which is in every page.
+  int integers = 0;
   uint64_t seed = 61;
 
   int value_dim() const { return narrow ? narrow : head_dim; }
@@ -43,6 +46,8 @@ constexpr float kKeyScale = 0.037f, kValueScale = 0.0051f;  // of fp8
 // Of outputs below 1 where queries and probabilities are rounded to 16 bits: a query's channels are
 // off by 2^-16 of its largest, 2, so scores of up to 512 channels at random signs by some 10^-4.
 constexpr double kIntegerError = 1e-4;
+// Where these are whole numbers: a few roundings of fp32.
+constexpr double kWholeError = 1e-6;
 // Where probabilities are rounded to bf16, by up to 2^-9 of each at random signs.
 constexpr double kRoundedError = 0x1p-9;
 
@@ -74,6 +79,15 @@ class Step {
         for (int64_t i = 0; i < values_.back().columns(); ++i)
           values_.back().set(t, i, -sign * c.all);
       }
+      for (int t = 0; c.integers > 0 && t < request.seq_len; ++t)
+        for (int64_t first = 0; first < values_.back().columns(); first += c.value_dim()) {
+          const float scale =
+              static_cast<float>(t % 16 ? 1 + random.below(c.integers) : c.integers);
+          for (int64_t i = 0; i < c.value_dim(); ++i) {
+            const float code = static_cast<float>(i ? random.below(255) - 127 : 127);
+            values_.back().set(t, first + i, scale * code * 0x1p-22f);
+          }
+        }
       cached_keys_.push_back(cached(keys_.back(), kKeyScale));
       cached_values_.push_back(cached(values_.back(), kValueScale));
       for (int t = 0; t < request.query_len; ++t)
@@ -82,7 +96,8 @@ class Step {
             const int64_t column = h * head_stride() + d;
             const float first = query_.get(start_.back(), column);
             query_.set(start_.back() + t, column,
-                       !std::isnan(c.all)     ? c.all
+                       c.integers > 0         ? 0.0f
+                       : !std::isnan(c.all)   ? c.all
                        : c.one_query && t > 0 ? first
                                               : static_cast<float>(random.uniform(-2.0, 2.0)));
           }
@@ -306,7 +321,10 @@ inline void Step::compare(const KernelTable& table, const Buffer& out,
           const float got = out.get(start_[r] + t, h * head_stride() + d);
           const double exact = wide[static_cast<size_t>(d)];
           if (c_.kv == KvType::kInt8 || rounded) {
-            compare.add_bounded(got, exact, rounded ? kRoundedError : kIntegerError);
+            compare.add_bounded(got, exact,
+                                rounded           ? kRoundedError
+                                : c_.integers > 0 ? kWholeError
+                                                  : kIntegerError);
           } else {
             compare.add(got, exact, plain[static_cast<size_t>(d)]);
           }

@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdlib>
 #include <set>
+#include <string_view>
 
 #include "probe.h"
 
@@ -119,6 +120,12 @@ const KernelTable* bf16_definition_of(const KernelTable& table) {
 
 bool has_bf16_unit(const KernelTable& table) {
   return is_emulated(table) || probe_of(table.target).bf16_unit != Bf16Unit::kNone;
+}
+
+int integers_of_word(const KernelTable& table) {
+  const std::string_view name = table.target;
+  if (name == "neon_i8mm_bf16" || name == "emulated_blocks") return 8;
+  return name == "neon_dotprod" ? 4 : 2;
 }
 
 void Compare::add(float result, double reference, double plain, double typical) {

@@ -38,6 +38,8 @@ void for_each_target_and_emulated(const std::function<void(const KernelTable&)>&
 const KernelTable* bf16_definition_of(const KernelTable& table);
 // In hardware or emulated.
 bool has_bf16_unit(const KernelTable& table);
+// Codes of an int8 cache that are multiplied by integers at a time.
+int integers_of_word(const KernelTable& table);
 
 #if defined(CPU_BACKEND_TESTS_EMULATED)
 constexpr bool kEmulated = true;
@@ -49,12 +51,14 @@ constexpr int64_t reps(int64_t native) { return kEmulated ? (native + 9) / 10 : 
 
 // Where element (row, column) of a panel lies, in elements, as kernels/tiles/panel.h documents it,
 // written out again.
-enum class Words { kSingle, kPairs, kIntegerPairs };
+enum class Words { kSingle, kPairs, kIntegers };
 inline int64_t documented_offset(const KernelTable& table, Words words, int64_t row, int64_t column,
                                  int64_t stride) {
   if (words == Words::kSingle) return row * stride + column;
-  if (words == Words::kIntegerPairs || has_bf16_unit(table) || table.panel_width > 16)
-    return row / 2 * 2 * stride + 2 * column + row % 2;
+  if (words == Words::kIntegers || has_bf16_unit(table) || table.panel_width > 16) {
+    const int64_t together = words == Words::kIntegers ? integers_of_word(table) : 2;
+    return row / together * together * stride + together * column + row % together;
+  }
   const int64_t lanes = table.panel_width / 2;
   const int64_t lane = column % lanes;
   return row * stride + column / (2 * lanes) * 2 * lanes + 2 * lane + column / lanes % 2;

@@ -1,6 +1,7 @@
 // Compiled once per target with that target's flags, like dispatch/target.cpp; see probe.h.
 #include "probe.h"
 
+#include "isa/bf16_pairs.h"
 #include "isa/codes.h"
 #include "isa/math.h"
 #include "kernels/sample.h"
@@ -42,6 +43,22 @@ void widen_code_pairs(const void* x, float* first, float* second, int64_t size) 
     store(second + i, second_of_pair(pairs) * kUnit<Code>);
   }
 }
+#if defined(CPU_BACKEND_BF16_PAIRS)
+template <class Code>
+void widen_bf16_pairs(const void* x, float* first, float* second, int64_t size) {
+  for (int64_t i = 0; i < size; i += 2 * kLanes) {
+    VecU words[2];
+    load_bf16_pairs(static_cast<const Code*>(x) + 2 * i, words);
+    for (int w = 0; w < 2; ++w) {
+      store(first + i + w * kLanes, first_of_pair(words[w]) * kUnit<Code>);
+      store(second + i + w * kLanes, second_of_pair(words[w]) * kUnit<Code>);
+    }
+  }
+}
+#else
+template <class Code>
+constexpr void (*widen_bf16_pairs)(const void*, float*, float*, int64_t) = nullptr;
+#endif
 
 #define CPU_BACKEND_MAP(f)                                       \
   [](const float* x, float* y, int64_t n) {                      \
@@ -94,9 +111,9 @@ const test::Probe kProbe = {
     [](const void* x, float* y, int64_t n) { convert<fp16_t, float>(x, y, n); },
     [](const float* x, void* y, int64_t n) { convert<float, bf16_t>(x, y, n); },
     [](const float* x, void* y, int64_t n) { convert<float, fp16_t>(x, y, n); },
-    {widen_codes<fp8_t>, narrow_codes<fp8_t>, widen_code_pairs<fp8_t>},
-    {widen_codes<e5m2_t>, narrow_codes<e5m2_t>, widen_code_pairs<e5m2_t>},
-    {nullptr, narrow_codes<int8_t>, nullptr},
+    {widen_codes<fp8_t>, narrow_codes<fp8_t>, widen_code_pairs<fp8_t>, widen_bf16_pairs<fp8_t>},
+    {widen_codes<e5m2_t>, narrow_codes<e5m2_t>, widen_code_pairs<e5m2_t>, widen_bf16_pairs<e5m2_t>},
+    {nullptr, narrow_codes<int8_t>, nullptr, nullptr},
     [](const float* x, float* lanes, int n) { store(lanes, load_partial(x, n)); },
     [](const float* lanes, float* y, int n) { store_partial(y, load(lanes), n); },
     [](int32_t first, uint64_t seed, float* y, int64_t size) {

@@ -53,6 +53,8 @@ struct Probe {
     void (*narrow)(const float* x, void* y, int64_t n);
     // Pairs in memory order, n of them; null for int8.
     void (*widen_pairs)(const void* x, float* first, float* second, int64_t n);
+    // The same by way of bf16, n a multiple of 2 * lanes; null where the target has no pairs of it.
+    void (*widen_bf16_pairs)(const void* x, float* first, float* second, int64_t n);
   };
   Codes e4m3, e5m2, int8;
 

@@ -186,6 +186,25 @@ void test_attention_over_int8_at_its_limits() {
 const Registration i("attention/test_attention_over_int8_at_its_limits",
                      test_attention_over_int8_at_its_limits);
 
+// Every bit of the integers counts, also of a page's last tokens, behind which it is not zero.
+void test_attention_over_int8_multiplies_whole_numbers() {
+  for_each_target_and_emulated([](const KernelTable& table) {
+    for (int tokens = 1; tokens <= 50; tokens += kEmulated && tokens > 17 ? 7 : 1) {
+      Case c;
+      c.kv = KvType::kInt8;
+      c.integers = integers_of_word(table) == 2 ? 32767 : 127 * 256 + 127;
+      c.num_heads = 1 + tokens % 8;
+      c.num_kv_heads = 1;
+      c.head_dim = tokens % 3 ? 64 : 48;
+      c.block_size = tokens % 2 ? 16 : 48;
+      c.requests = {{1, tokens}};
+      check_case(table, c);
+    }
+  });
+}
+const Registration k("attention/test_attention_over_int8_multiplies_whole_numbers",
+                     test_attention_over_int8_multiplies_whole_numbers);
+
 // Tiles of every number of rows and panels; a token's bits are those that it has in a longer chunk.
 void test_attention_over_int8_in_every_tile() {
   for_each_target_and_emulated([](const KernelTable& table) {

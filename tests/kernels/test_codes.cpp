@@ -115,11 +115,14 @@ void check_widening(const char* name, const Probe& probe, const Probe::Codes& co
     expect(same(static_cast<double>(y[static_cast<size_t>(i)]), expected), "%s: %s %02x is %a",
            probe.target, name, bytes[i], static_cast<double>(y[static_cast<size_t>(i)]));
   }
-  codes.widen_pairs(bytes, y.data(), second.data(), 256);
-  for (int i = 0; i < 512; ++i) {
-    const float got = i % 2 ? second[static_cast<size_t>(i / 2)] : y[static_cast<size_t>(i / 2)];
-    expect(same(static_cast<double>(got), static_cast<double>(definition(bytes[i]))),
-           "%s: %s %02x of a pair is %a", probe.target, name, bytes[i], static_cast<double>(got));
+  for (const auto widen_pairs : {codes.widen_pairs, codes.widen_bf16_pairs}) {
+    if (!widen_pairs) continue;
+    widen_pairs(bytes, y.data(), second.data(), 256);
+    for (int i = 0; i < 512; ++i) {
+      const float got = i % 2 ? second[static_cast<size_t>(i / 2)] : y[static_cast<size_t>(i / 2)];
+      expect(same(static_cast<double>(got), static_cast<double>(definition(bytes[i]))),
+             "%s: %s %02x of a pair is %a", probe.target, name, bytes[i], static_cast<double>(got));
+    }
   }
 }
 

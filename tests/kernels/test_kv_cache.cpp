@@ -95,7 +95,7 @@ void check_codes(const KernelTable& table, KvType kv, const Case& c) {
   constexpr int64_t kBlocks = 4;
   const std::string label =
       format("%s of %s block %d head %d", name_of(kv), name_of(c.type), c.block_size, c.head_dim);
-  const Words words = kv == KvType::kInt8 ? Words::kIntegerPairs : Words::kPairs;
+  const Words words = kv == KvType::kInt8 ? Words::kIntegers : Words::kPairs;
   const int64_t n = c.block_size;
   const int64_t d = c.head_dim;
   const std::vector<int64_t> slots = {3 * n - 1, -1, 0, n, 1, 2 * n + 5, kBlocks * n - 1, 3 * n};

@@ -36,8 +36,11 @@ constexpr int64_t kDecodedPanelFloats = kDecodedChannels * kPanelWidth;
 #if defined(CPU_BACKEND_BF16_PAIRS)
 static inline void decode_panel(const fp8_t* codes, int64_t depth, bf16_t* to) {
   static_assert(kPairing<fp8_t> == 2 && kPairing<bf16_t> == 2, "elements lie alike");
-  for (int64_t i = 0; i < round_up(depth, 2) * kPanelWidth; i += 2 * kLanes)
-    store_raw(to + i, load_bf16_pairs(codes + i));
+  for (int64_t i = 0; i < round_up(depth, 2) * kPanelWidth; i += kPanelVecs * 2 * kLanes) {
+    VecU words[kPanelVecs];
+    load_bf16_pairs(codes + i, words);
+    for (int v = 0; v < kPanelVecs; ++v) store_raw(to + i + v * 2 * kLanes, words[v]);
+  }
 }
 #endif
 static inline void decode_panel(const fp8_t* codes, int64_t depth, float* to) {

@@ -4,7 +4,7 @@
 //
 // Panel<T>  k rows of `width` columns, walked with the row stride of the buffer it sits in:
 //           fp32, fp16       element (k, c) at k * stride + c
-//           bf16, fp8, int8  two in a word, which is what a vector load gives of each lane:
+//           bf16, fp8, int8  several in a word, which is what a vector load gives of each lane:
 //             column pairs   columns c and c + kLanes of a row, so that one load gives both vectors
 //                            of a step, widened by a shift and a mask, and the loop is as regular
 //                            as that of fp32: compilers unroll it without spilling
@@ -13,6 +13,8 @@
 //                            BFMMLA; also where a panel may be cut in the middle (64-byte vectors,
 //                            whose panel is wider than 16 columns).  An odd last row has no
 //                            partner: the other half of its word is zero or not read
+//             quads, octets  four or eight rows of a column of int8, which SDOT or SMMLA multiply
+//                            at a time
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
@@ -43,7 +45,7 @@ static inline Slice panel_columns(int64_t n, int parts, int64_t panel) {
   return {panel % parts * part + begin, panel % parts * part + end};
 }
 
-// Numbers in a word.
+// Numbers in a word; of int8 those of a column that are multiplied at a time.
 template <class T>
 constexpr int kPerWord = 1;
 template <>
@@ -53,7 +55,9 @@ constexpr int kPerWord<fp8_t> = 2;
 template <>
 constexpr int kPerWord<e5m2_t> = 2;
 template <>
-constexpr int kPerWord<int8_t> = 2;
+constexpr int kPerWord<int8_t> = kHasBlocks   ? 8
+                                 : kHasPlanes ? 4
+                                              : 2;
 
 #if defined(CPU_BACKEND_BF16_PAIRS) || defined(CPU_BACKEND_TILES)
 constexpr bool kPairsOfColumns = false;
@@ -208,10 +212,9 @@ CPU_BACKEND_INLINE void tile_step_pair(Tile<kRows, kVecs, kPanels>& tile, const 
                                        int64_t a_stride, int64_t k, const T* b, int panel,
                                        bool both) {
   VecU words[kVecs];
-  for (int v = 0; v < kVecs; ++v) {
-    words[v] = load_bf16_pairs(b + v * 2 * kLanes);
+  load_bf16_pairs(b, words);
+  for (int v = 0; v < kVecs; ++v)
     if (!both) words[v] &= kFirstIsLow ? 0x0000ffffu : 0xffff0000u;
-  }
   const auto pair_of = [&](int r) CPU_BACKEND_LAMBDA {
     const bf16_t* from = a + r * a_stride + k;
     const bf16_t single[2] = {*from, bf16_t{}};
@@ -245,10 +248,8 @@ CPU_BACKEND_INLINE void tile_step_quad(Tile<kRows, kVecs, kPanels>& tile, const 
                                        int panel) {
   auto& acc = tile.acc[panel];
   VecU first[kVecs], second[kVecs];
-  for (int v = 0; v < kVecs; ++v) {
-    first[v] = load_bf16_pairs(b + v * 2 * kLanes);
-    second[v] = load_bf16_pairs(b_next + v * 2 * kLanes);
-  }
+  load_bf16_pairs(b, first);
+  load_bf16_pairs(b_next, second);
   int r = 0;
   for (; r + 2 <= kRows; r += 2) {
     const bf16_t* from = a + r * a_stride + k;
@@ -413,10 +414,10 @@ CPU_BACKEND_INLINE void multiply_rows(int64_t rows, const A* a, int64_t a_stride
 // f(first row, rows) for tiles that differ by at most one row, or by one pair where rows go in
 // pairs: 8 rows are 4 + 4, not 6 + 2, because a small tile has too few chains to hide the latency
 // of a multiply-add.
-template <class A, class F>
+template <class A, int kMost = kMaxRows, class F>
 CPU_BACKEND_INLINE void for_each_tile(int64_t rows, F f) {
   constexpr int64_t kUnit = kInBlocks<A> ? 2 : 1;
-  const int64_t tiles = ceil_div(rows, kMaxRows);
+  const int64_t tiles = ceil_div(rows, kMost);
   for (int64_t t = 0; t < tiles; ++t) {
     const Slice units = split(ceil_div(rows, kUnit), tiles, t);
     const int64_t begin = units.begin * kUnit, end = units.end * kUnit;
