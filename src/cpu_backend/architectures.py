@@ -61,6 +61,8 @@ NOT_ON_CPUS = {
     "square in this vLLM",
     "LongcatFlashNgramForCausalLM": "embeds n-grams of tokens by a kernel that this vLLM has for "
     "GPUs alone",
+    "Phi4MMForCausalLM": "lets an image's patches see what fills it up, and reads a sound beside "
+    "an image as one without, in this vLLM",
     "Rnj1ForCausalLM": "attends within chunks and to the one before, which this vLLM has for GPUs "
     "alone",
     "Step1ForCausalLM": "adds square roots of distances to scores, which cpu_backend does not have",
@@ -101,6 +103,8 @@ def check(model: Any) -> None:
         _check_kimi_linear(model)
     if not is_compared(model.architecture):
         _warn(model.architecture)
+    if model.architecture == "MiniCPMV" and getattr(model.hf_config, "version", None) is None:
+        _warn("MiniCPMV before version 2.6")
 
 
 def _check_kimi_linear(model: Any) -> None:

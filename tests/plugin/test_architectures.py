@@ -49,3 +49,17 @@ def test_ling_2_5_is_not_read_as_ling_3(monkeypatch: pytest.MonkeyPatch) -> None
                 architectures.check(model)
         else:
             architectures.check(model)
+
+
+def test_a_minicpmv_of_no_version_is_not_among_those_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    for name in ("only_with.check", "check_layers"):
+        monkeypatch.setattr(f"cpu_backend.architectures.{name}", lambda model: None)
+    monkeypatch.setattr(architectures, "_warn", said.append)
+    for config in ({"version": 2.6}, {}):
+        config = SimpleNamespace(model_type="minicpmv", **config)
+        model = SimpleNamespace(architecture="MiniCPMV", hf_config=config)
+        architectures.check(model)
+    assert said == ["MiniCPMV before version 2.6"]

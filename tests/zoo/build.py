@@ -47,7 +47,8 @@ BASE: dict[str, Any] = {
 }
 # Where a config's default is None the model is no mixture.
 MIXTURE = ("num_experts", "moe_intermediate_size")
-TEXT_PARTS = ("text_config", "thinker_config", "vlm_config")  # of configs of more than text
+# Of configs of more than text.
+TEXT_PARTS = ("text_config", "thinker_config", "vlm_config", "llm_config")
 # Parameters whose values carry a meaning that random numbers would break.
 KEPT = ("A_log", "dt_bias", "D")
 

@@ -271,11 +271,12 @@ def examine(kind: Kind, spec: Spec, variation: Variation) -> tuple[str, str]:
     return judge.WRONG if wrong else judge.RIGHT, words
 
 
-def examine_all(name: str, only: str = "") -> Iterator[Found]:
-    """What comes of the fields of one model, or of those whose variation has ``only`` in it."""
+def examine_all(name: str, only: str = "", value: Variation | None = None) -> Iterator[Found]:
+    """What comes of the fields of one model, or of those whose variation has ``only`` in it, or of
+    this ``value``, with which there may be other weights."""
     kind, spec = kinds.find(name)
     try:
-        tried = forked(effective, KINDS[kind], spec, only, seconds=SECONDS)
+        tried = [value] if value else forked(effective, KINDS[kind], spec, only, seconds=SECONDS)
     except Failed as failed:
         yield name, "", judge.ENDED, f"the zoo itself: {failed}"[:300]
         return
@@ -287,11 +288,17 @@ def examine_all(name: str, only: str = "") -> Iterator[Found]:
         yield name, variation.name, state, words
 
 
+def _variation(said: str) -> Variation:
+    path, _, value = said.partition("=")
+    return Variation(tuple(path.split(".")), json.loads(value))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo.fields", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures; all that run if none is named")
     parser.add_argument("--kind", nargs="*", default=sorted(KINDS), choices=sorted(KINDS))
     parser.add_argument("--only", default="", help="words of a variation, such as a field's name")
+    parser.add_argument("--value", type=_variation, help="PATH=JSON: try this one alone")
     parser.add_argument("--to", type=Path, help="append what was found to this file")
     arguments = parser.parse_args()
     run.prepare()
@@ -303,7 +310,7 @@ def main() -> int:
     ]
     wrong = 0
     for name in names:
-        for found in examine_all(name, arguments.only):
+        for found in examine_all(name, arguments.only, arguments.value):
             print(json.dumps(found), flush=True)
             wrong += found[2] == judge.WRONG
             if arguments.to:

@@ -53,6 +53,7 @@ from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
     BailingMoeV2_5ForCausalLM,  # noqa: F401
 )
+from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (
     NemotronHPuzzleForCausalLM,  # noqa: F401
     PanguProMoEV2ForCausalLM,  # noqa: F401
@@ -63,6 +64,7 @@ from tests.zoo.mixtures import (
     Step3TextForCausalLM,  # noqa: F401
 )
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
+from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
 from tests.zoo.qwen_heads import (

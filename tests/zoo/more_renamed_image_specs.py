@@ -10,23 +10,29 @@ from typing import Any
 from tests.zoo import (
     dots,
     grid_specs,
+    minicpm,
     more_grid_specs,
     more_renamed_processors,
+    ovis2_5,
     phi3v,
     renamed_image_specs,
 )
 from tests.zoo.media import (
     PICTURES,
+    SOUNDS,
     TORCHVISION,
     VIDEOS,
     Case,
     MediaSpec,
     Picture,
     Shown,
+    Video,
     beside,
     shown,
 )
 from tests.zoo.processors import FIRST
+from tests.zoo.remote.minicpm_processor import PATCH, SIDE, TOKENS
+from tests.zoo.tile_specs import VISION
 
 HCX_MARK = "<|IMAGE_PAD|>"
 OTHERS = {
@@ -36,6 +42,48 @@ OTHERS = {
 KIMI = OTHERS["KimiK25ForConditionalGeneration"]
 MUSE = OTHERS["MuseGlimmerForConditionalGeneration"]
 QWEN35 = OTHERS["Qwen3_5MoeForConditionalGeneration"]
+MINICPM: dict[str, Any] = {
+    "hidden_size": 256,  # the resampler has a head of each 128
+    "num_attention_heads": 8,
+    "vision_config": {**VISION, "image_size": 7 * PATCH, "patch_size": PATCH},
+    "image_size": SIDE,
+    "query_num": TOKENS,
+}
+OVIS25 = MediaSpec(
+    "Ovis2_5",
+    "Ovis 2.5",
+    "ovis2_5",
+    {
+        "llm_config": {"model_type": "qwen3", "vocab_size": ovis2_5.PAD + 25},
+        "vit_config": {
+            **VISION,
+            "num_hidden_layers": 2,
+            "image_size": 7 * 16,
+            "patch_size": 16,
+        },
+        "visual_vocab_size": 36,
+    },
+    processor=ovis2_5.processor,
+    cases=shown(ovis2_5.IMAGE, PICTURES),
+    more=beside(
+        ovis2_5.VIDEO,
+        (Video(56, 56, 1, 2), Video(80, 60, 2, 1), Video(300, 200, 3, 2)),
+        ovis2_5.IMAGE,
+    ),
+    chunk=512,
+    published_config=ovis2_5.published,
+    options={
+        **renamed_image_specs.REMOTE,
+        "max_model_len": 1024,
+        # The host would try one of 1792 by 1792 first.
+        "limit_mm_per_prompt": {
+            "image": {"count": 2, "width": 448, "height": 448},
+            "video": {"count": 1, "width": 448, "height": 448, "num_frames": 2},
+        },
+    },
+    needs=TORCHVISION,
+    note="compared with Qwen 3 and an encoder in plain torch",
+)
 
 
 def _kimi_vl(config: dict[str, Any]) -> dict[str, Any]:
@@ -134,11 +182,65 @@ SPECS = (
         options=renamed_image_specs.REMOTE,
         note="compared with Kimi K2.5 of transformers, which computes the same of images",
     ),
+    MediaSpec(
+        "MiniCPMO",
+        "MiniCPM-o 2.6, 4.5",
+        "minicpmo",
+        {
+            **MINICPM,
+            "version": "2.6",
+            "audio_config": {
+                "d_model": 64,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 256,  # the host takes four times d_model for granted
+                "num_mel_bins": 80,
+                "init_std": 0.3,  # of convolutions: smaller, sounds would hardly matter
+            },
+        },
+        processor=minicpm.minicpmo,
+        cases=shown(minicpm.IMAGE, PICTURES),
+        more=(
+            *beside(minicpm.VIDEO, VIDEOS, minicpm.IMAGE),
+            *beside(minicpm.AUDIO, SOUNDS, minicpm.IMAGE),
+        ),
+        chunk=96,
+        published_config=minicpm.published,
+        options={**renamed_image_specs.REMOTE, "max_model_len": 1024},
+        note="compared with Qwen 2, SigLIP, Whisper and what is between them in plain torch; that "
+        "of 4.5 by its version, with images",
+    ),
+    MediaSpec(
+        "MiniCPMV",
+        "MiniCPM-V 2.6, 4.0, 4.5",
+        "minicpmv",
+        MINICPM,
+        processor=minicpm.minicpmv,
+        cases=shown(minicpm.IMAGE, PICTURES),
+        more=beside(minicpm.VIDEO, VIDEOS, minicpm.IMAGE),
+        chunk=96,
+        published_config=minicpm.published,
+        options=renamed_image_specs.REMOTE,
+        note="compared with Qwen 3, SigLIP and a resampler in plain torch; 2.6 and 4.0 by their "
+        "version, with images",
+    ),
     replace(
         MUSE,
         name="MuseGlimmerForCausalLM",
         models="Muse Glimmer by its other name",
         auto=MUSE.auto or MUSE.name,
+    ),
+    OVIS25,
+    replace(OVIS25, name="Ovis2_6ForCausalLM", models="Ovis 2.6", auto=OVIS25.name),
+    replace(
+        OVIS25,
+        name="Ovis2_6_MoeForCausalLM",
+        models="Ovis 2.6, mixtures",
+        config={
+            **OVIS25.config,
+            "llm_config": {**OVIS25.config["llm_config"], "model_type": "qwen3_moe"},
+        },
+        auto=OVIS25.name,
     ),
     MediaSpec(
         "Phi3VForCausalLM",
@@ -163,5 +265,11 @@ SPECS = (
         cases=_numbered(shown("", (PICTURES[0], Picture(90, 30, 2), PICTURES[2]))),
         options={**renamed_image_specs.REMOTE, "max_model_len": 1024},
         note="compared with CLIP, Phi-3 and what is between them in plain torch",
+    ),
+    MediaSpec(
+        "Phi4MMForCausalLM",
+        "Phi-4 multimodal",
+        "phi4_multimodal",
+        refused="reads a sound beside an image as one without",
     ),
 )
