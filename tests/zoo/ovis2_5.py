@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import interpolate, scaled_dot_product_attention
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from tests.zoo import remote
