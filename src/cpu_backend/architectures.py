@@ -127,6 +127,11 @@ def check_layers(model: Any) -> None:
             f"attend to, which cpu_backend has for {' and '.join(SPARSE)} alone: choose one of "
             "them or another model."
         )
+    if model.use_mla and model.using_transformers_backend():
+        raise ConfigError(
+            f"{model.architecture} has latent attention, which vLLM's --model-impl transformers "
+            "computes by kernels for GPUs: leave --model-impl at auto, or choose another model."
+        )
     if (model.has_inner_state or model.is_hybrid) and model.architecture not in COMPARED:
         raise ConfigError(
             f"{model.architecture} has layers with a recurrent state, and is not among the models "

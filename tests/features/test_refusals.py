@@ -83,6 +83,14 @@ def test_layers_that_draft(name: str, layers: int, sentence: str, tmp_path: Path
         )
 
 
+def test_latent_attention_of_transformers_models(tmp_path: Path) -> None:
+    spec = next(spec for spec in text_specs.SPECS if spec.name == "DeepseekV3ForCausalLM")
+    build.write_config(spec, tmp_path)
+    with pytest.raises(ConfigError, match=r"latent attention, .*: leave --model-impl at auto"):
+        _configure(tmp_path, skip_tokenizer_init=True, model_impl="transformers")
+    _configure(tmp_path, skip_tokenizer_init=True, model_impl="vllm")
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [("--enable-lora", {"enable_lora": True}), ("--pipe", {"pipeline_parallel_size": 2})],
