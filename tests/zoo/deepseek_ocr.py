@@ -162,6 +162,14 @@ def _resized(places: torch.Tensor, side: int) -> torch.Tensor:
     return grid.permute(0, 2, 3, 1).to(places.dtype)
 
 
+def marked(tokenizer: Any, text: str, tokens: list[int]) -> dict[str, Any]:
+    """What a model is given for a text with a mark for each image, of so many tokens."""
+    begin, *rest = text.split(MARK)
+    parts = zip(tokens, rest, strict=True)
+    text = begin + "".join(MARK * count + after for count, after in parts)
+    return {"input_ids": tokenizer(text, return_tensors="pt").input_ids}
+
+
 @dataclass(frozen=True)
 class Processor:
     tokenizer: Any
@@ -169,10 +177,7 @@ class Processor:
     def __call__(self, text: str, images: Any = (), **_: Any) -> dict[str, Any]:
         """A text with as many marks as its images have tokens, and these."""
         grids = [_grid(*image.size) for image in images]
-        begin, *rest = text.split(MARK)
-        parts = zip(grids, rest, strict=True)
-        text = begin + "".join(MARK * _tokens(*grid) + after for grid, after in parts)
-        made = {"input_ids": self.tokenizer(text, return_tensors="pt").input_ids}
+        made = marked(self.tokenizer, text, [_tokens(*grid) for grid in grids])
         if not images:
             return made
         tiles = [

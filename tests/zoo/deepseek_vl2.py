@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import SiglipVisionConfig, SiglipVisionModel
 from transformers.image_processing_utils import select_best_resolution
 
-from tests.zoo.deepseek_ocr import MARK, DeepseekOCRConfig, as_published, pixels_of
+from tests.zoo.deepseek_ocr import MARK, DeepseekOCRConfig, as_published, marked, pixels_of
 from tests.zoo.rebuilt import DeepseekForCausalLM
 from tests.zoo.tokens import write_tokenizer
 
@@ -133,10 +133,7 @@ class Processor:
     def __call__(self, text: str, images: Any = (), **_: Any) -> dict[str, Any]:
         """A text with as many marks as its images have tokens, and these."""
         grids = [_grid(*image.size) for image in images]
-        begin, *rest = text.split(MARK)
-        parts = zip(grids, rest, strict=True)
-        text = begin + "".join(MARK * _tokens(*grid) + after for grid, after in parts)
-        made = {"input_ids": self.tokenizer(text, return_tensors="pt").input_ids}
+        made = marked(self.tokenizer, text, [_tokens(*grid) for grid in grids])
         if not images:
             return made
         views = [v for image, grid in zip(images, grids, strict=True) for v in _views(image, *grid)]
