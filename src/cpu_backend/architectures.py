@@ -61,8 +61,7 @@ NOT_ON_CPUS = {
     "square in this vLLM",
     "LongcatFlashNgramForCausalLM": "embeds n-grams of tokens by a kernel that this vLLM has for "
     "GPUs alone",
-    "Phi4MMForCausalLM": "lets an image's patches see what fills it up, and reads a sound beside "
-    "an image as one without, in this vLLM",
+    "Phi4MMForCausalLM": "lets an image's patches see what fills it up in this vLLM",
     "Rnj1ForCausalLM": "attends within chunks and to the one before, which this vLLM has for GPUs "
     "alone",
     "Step1ForCausalLM": "adds square roots of distances to scores, which cpu_backend does not have",

@@ -270,6 +270,6 @@ SPECS = (
         "Phi4MMForCausalLM",
         "Phi-4 multimodal",
         "phi4_multimodal",
-        refused="reads a sound beside an image as one without",
+        refused="see what fills it up",
     ),
 )
