@@ -21,21 +21,16 @@ def share(_: Any) -> None:
     """In this process, and in its forks, each of which makes its own."""
     from torch.distributed import distributed_c10d
 
-    made: dict[int, list[Any]] = {}  # by process
+    devices: dict[int, list[Any]] = {}  # by process
 
     class ProcessGroupGloo(distributed_c10d.ProcessGroupGloo):
-        def __init__(
-            self, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None
-        ) -> None:
-            if options is None:
-                if os.getpid() not in made:
-                    made[os.getpid()] = _devices(type(self))
-                options = type(self)._Options()
-                options._devices = made[os.getpid()]
-                options._threads = 2 * len(options._devices)  # as many as torch takes
-                if timeout is not None:
-                    options._timeout = timeout
-            super().__init__(store, rank, size, options)
+        def __init__(self, store: Any, rank: int, size: int, *options: Any, **others: Any) -> None:
+            if not options:
+                if os.getpid() not in devices:
+                    devices[os.getpid()] = _devices(type(self))
+                made = _options(type(self), devices[os.getpid()], others)
+                options, others = ((made,), {}) if made else ((), others)
+            super().__init__(store, rank, size, *options, **others)
 
     distributed_c10d.ProcessGroupGloo = ProcessGroupGloo
 
@@ -46,3 +41,16 @@ def _devices(gloo: Any) -> list[Any]:
     if not names:
         return [gloo.create_default_device()]
     return [gloo.create_device(interface=name) for name in names.split(",")]
+
+
+def _options(gloo: Any, devices: list[Any], others: dict[str, Any]) -> Any:
+    """With these devices, as many threads for them as torch takes, and what is asked for by name;
+    None where this torch's options have no such name."""
+    options = gloo._Options()
+    options._devices, options._threads = devices, 2 * len(devices)
+    for name, value in others.items():
+        field = "_timeout" if name == "timeout" else name
+        if not hasattr(options, field):
+            return None
+        setattr(options, field, value)
+    return options
