@@ -25,12 +25,13 @@ def share(_: Any) -> None:
 
     class ProcessGroupGloo(distributed_c10d.ProcessGroupGloo):
         def __init__(self, store: Any, rank: int, size: int, *options: Any, **others: Any) -> None:
-            if not options:
-                if os.getpid() not in devices:
-                    devices[os.getpid()] = _devices(type(self))
-                made = _options(type(self), devices[os.getpid()], others)
-                options, others = ((made,), {}) if made else ((), others)
-            super().__init__(store, rank, size, *options, **others)
+            if os.getpid() not in devices:
+                devices[os.getpid()] = _devices(type(self))
+            made = None if options else _options(type(self), devices[os.getpid()], others)
+            if made is None:
+                super().__init__(store, rank, size, *options, **others)
+            else:
+                super().__init__(store, rank, size, made)
 
     distributed_c10d.ProcessGroupGloo = ProcessGroupGloo
 
