@@ -142,7 +142,6 @@ CPU_BACKEND_INLINE VecI dot_signed_quad_of(VecI sum, VecI a, VecI codes) {
 }
 
 // Eight numbers x = 256 * upper + lower as their upper bytes, then their lower ones, both signed.
-constexpr float kPlanesLimit = 127 * 256 + 127;  // of |x|
 CPU_BACKEND_INLINE void store_planes(void* at, VecH first, VecH second) {
   int8_t* const bytes = static_cast<int8_t*>(at);
 #if defined(__aarch64__)

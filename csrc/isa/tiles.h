@@ -9,6 +9,7 @@
 //   kSignedQuads    four signed bytes, unsigned ones in the panel; sums are exact modulo 2^32
 //                   (TDPBSUD)
 //   kUnsignedQuads  the same, unsigned on both sides (TDPBUUD)
+//   kSignedBoth     the same, signed on both sides (TDPBSSD)
 #pragma once
 
 #include "isa/vec.h"
@@ -21,7 +22,7 @@ constexpr int kTileRows = 16;
 constexpr int kTileColumns = 16;
 constexpr int kTileWords = 16;
 
-enum class TileWords { kBf16Pairs, kSignedQuads, kUnsignedQuads };
+enum class TileWords { kBf16Pairs, kSignedQuads, kUnsignedQuads, kSignedBoth };
 
 #if defined(__AMX_TILE__)
 
@@ -91,6 +92,8 @@ class Tiles {
       CPU_BACKEND_TILE_PRODUCT(_tile_dpbf16ps)
     } else if constexpr (kWords == TileWords::kSignedQuads) {
       CPU_BACKEND_TILE_PRODUCT(_tile_dpbsud)
+    } else if constexpr (kWords == TileWords::kSignedBoth) {
+      CPU_BACKEND_TILE_PRODUCT(_tile_dpbssd)
     } else {
       CPU_BACKEND_TILE_PRODUCT(_tile_dpbuud)
     }
@@ -149,13 +152,15 @@ class Tiles {
   }
   template <TileWords kWords>
   uint32_t quads(int left, int64_t r, int panel, int64_t c) const {
+    const auto widen = [](uint32_t word, int byte, bool is_signed) {
+      const uint32_t x = word >> byte & 0xffu;
+      return is_signed && x > 127 ? x | 0xffffff00u : x;
+    };
     uint32_t sum = 0;
     for (int64_t k = 0; k < words_; ++k)
-      for (int byte = 0; byte < 32; byte += 8) {
-        const uint32_t a = lefts_[left][r][k] >> byte & 0xffu;
-        const uint32_t sign = kWords == TileWords::kSignedQuads && a > 127 ? 0xffffff00u : 0;
-        sum += (a | sign) * (panels_[panel][k][c] >> byte & 0xffu);
-      }
+      for (int byte = 0; byte < 32; byte += 8)
+        sum += widen(lefts_[left][r][k], byte, kWords != TileWords::kUnsignedQuads) *
+               widen(panels_[panel][k][c], byte, kWords == TileWords::kSignedBoth);
     return sum;
   }
   template <int kTile>

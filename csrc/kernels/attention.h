@@ -14,7 +14,7 @@
 //           A sink adds exp(sink) to the denominator and nothing to the output.
 // Codes     fp8 is decoded in registers where it multiplies, or for many rows before.  int8 meets
 //           queries and probabilities that were turned into 16-bit integers, per row and page
-//           (kernels/tiles/integer_panel.h).  A scale of keys goes into the score, one of all
+//           (kernels/tiles/integer_row.h).  A scale of keys goes into the score, one of all
 //           values into the output, one per value into the probability.
 // Numerics  everything in fp32, one rounding on store; where the target multiplies pairs of bf16,
 //           queries meet bf16 keys as they are, and probabilities are rounded to bf16 before they
@@ -91,7 +91,7 @@ CPU_BACKEND_INLINE float code_unit(KvType type) {
   return type == KvType::kFp8E4M3 ? kUnit<fp8_t> : 1.0f;
 }
 
-// Whether the left operand is turned into 16-bit integers, as kernels/tiles/integer_panel.h has it.
+// Whether the left operand is turned into 16-bit integers, as kernels/tiles/integer_row.h has it.
 template <class Code>
 constexpr bool kIntegers = kSame<Code, int8_t>;
 
@@ -99,7 +99,8 @@ constexpr bool kIntegers = kSame<Code, int8_t>;
 // long in its type.
 template <class Code>
 CPU_BACKEND_INLINE const Left<Code>* operand(const float* rows) {
-  return reinterpret_cast<const Left<Code>*>(rows) + (kIntegers<Code> ? kScaleHalves : 0);
+  if constexpr (kIntegers<Code>) return integers_of(rows);
+  return reinterpret_cast<const Left<Code>*>(rows);
 }
 template <class Code>
 constexpr int64_t kStretch = kSame<Left<Code>, float> ? 1 : 2;
@@ -113,7 +114,7 @@ CPU_BACKEND_INLINE void load_operand(const T* from, int64_t size, float* row) {
     for_each_vector(size, [&](int64_t i, int n)
                               CPU_BACKEND_LAMBDA { store_n(row + i, load_n(from + i, n), n); });
   }
-  if constexpr (kIntegers<Met>) to_int16_row(row, size, integer_range(row, size));
+  if constexpr (kIntegers<Met>) to_integer_row(row, size, size, integer_range(row, size));
 }
 
 // The scales of a page's tokens from the first that is read; none of codes that have one for all.
@@ -255,7 +256,8 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
   const float new_max = largest <= max ? max : largest;  // NaN, if it is that
   if (new_max == kMinusInfinity) {  // nothing visible so far: exp(-inf - -inf) would be NaN
     for (int64_t i = 0; i < count; i += kLanes) store(scores + i, Vec{});
-    if constexpr (kIntegers<Code>) to_int16_row(scores, count, IntegerRange{});
+    if constexpr (kIntegers<Code>)
+      to_integer_row(scores, count, args.cache.block_size, IntegerRange{});
     return;
   }
   Vec total{};
@@ -295,7 +297,7 @@ CPU_BACKEND_INLINE void softmax_row(const AttendArgs& args, const RowMask& mask,
     max = new_max;
   }
   sum += sum_lanes(total);
-  if constexpr (kIntegers<Code>) to_int16_row(scores, count, range);
+  if constexpr (kIntegers<Code>) to_integer_row(scores, count, args.cache.block_size, range);
 }
 
 struct AttendScratch {

@@ -1,7 +1,7 @@
 // Panels side by side, as a page of keys or values has them, and products with a part of them.
 #pragma once
 
-#include "kernels/tiles/integer_panel.h"
+#include "kernels/tiles/integer_panel_matrix.h"
 
 namespace CPU_BACKEND_NAMESPACE {
 
@@ -52,6 +52,56 @@ void multiply_columns(int64_t rows, int64_t count, const A* a, int64_t a_stride,
   });
 }
 
+#if defined(CPU_BACKEND_TILES)
+// The same for integers and codes, in tiles that are set up once for some rows and numbers.
+static inline void multiply_columns(int64_t rows, int64_t count, const int16_t* a, int64_t a_stride,
+                                    const PanelBuffer<int8_t>& b, int64_t k, int64_t column,
+                                    int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                                    const int8_t* next, int64_t next_columns) {
+  for (int64_t row = 0; row < rows; row += kTileRows)
+    for (int64_t begin = 0; begin < depth; begin += kMaxIntegerDepth) {
+      const int64_t now_rows = rows - row < kTileRows ? rows - row : kTileRows;
+      const int64_t deep = depth - begin < kMaxIntegerDepth ? depth - begin : kMaxIntegerDepth;
+      const bool add = accumulate || begin > 0;
+      Tiles tiles(now_rows, now_rows, kColumnsOfTile, integer_part(deep) / 4);
+      for_each_panel(
+          b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
+            const int64_t offset = b.offset(k + begin, at);
+            const bool fetch = next && row == 0 && at < next_columns;
+            const IntegerProduct of{a + row * a_stride,
+                                    a_stride,
+                                    b.at + offset,
+                                    b.width(at),
+                                    0,
+                                    c + row * c_stride + done,
+                                    c_stride,
+                                    fetch ? next + offset : nullptr};
+            tiles.set_columns(now < kColumnsOfTile ? now : kColumnsOfTile);
+            if (now > kColumnsOfTile) {
+              multiply_integers<kColumnTiles>(tiles, now_rows, now, of, begin, deep, add);
+            } else {
+              multiply_integers<1>(tiles, now_rows, now, of, begin, deep, add);
+            }
+          });
+    }
+}
+
+// The same for bf16, in tiles that are set up once.
+static inline void multiply_columns(int64_t rows, int64_t count, const bf16_t* a, int64_t a_stride,
+                                    const PanelBuffer<bf16_t>& b, int64_t k, int64_t column,
+                                    int64_t depth, float* c, int64_t c_stride, bool accumulate,
+                                    const bf16_t* next, int64_t next_columns) {
+  for_each_tile_pair(rows, [&](Tiles& tiles, int64_t r, int64_t part) CPU_BACKEND_LAMBDA {
+    for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
+      const int64_t offset = b.offset(k, at);
+      multiply_part(tiles, part, now,
+                    {a + r * a_stride, a_stride, b.at + offset, b.width(at),
+                     c + r * c_stride + done, c_stride},
+                    depth, accumulate, next && at < next_columns ? next + offset : nullptr);
+    });
+  });
+}
+#else
 // The same for integers and codes, with several whole panels to a tile of few rows: as many as fit
 // the registers.  The only half ones are of 16 columns.
 static inline void multiply_columns(int64_t rows, int64_t count, const int16_t* a, int64_t a_stride,
@@ -87,23 +137,6 @@ static inline void multiply_columns(int64_t rows, int64_t count, const int16_t* 
       done += whole > 0 ? kPanelWidth : kLanes;
     }
   }
-}
-
-#if defined(CPU_BACKEND_TILES)
-// The same in tiles, which are set up once.
-static inline void multiply_columns(int64_t rows, int64_t count, const bf16_t* a, int64_t a_stride,
-                                    const PanelBuffer<bf16_t>& b, int64_t k, int64_t column,
-                                    int64_t depth, float* c, int64_t c_stride, bool accumulate,
-                                    const bf16_t* next, int64_t next_columns) {
-  for_each_tile_pair(rows, [&](Tiles& tiles, int64_t r, int64_t part) CPU_BACKEND_LAMBDA {
-    for_each_panel(b, column, count, [&](int64_t at, int64_t done, int64_t now) CPU_BACKEND_LAMBDA {
-      const int64_t offset = b.offset(k, at);
-      multiply_part(tiles, part, now,
-                    {a + r * a_stride, a_stride, b.at + offset, b.width(at),
-                     c + r * c_stride + done, c_stride},
-                    depth, accumulate, next && at < next_columns ? next + offset : nullptr);
-    });
-  });
 }
 #endif
 

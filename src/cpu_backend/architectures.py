@@ -59,6 +59,8 @@ SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 NOT_ON_CPUS = {
     "AriaForConditionalGeneration": "lets an image's patches see the padding of one that is no "
     "square in this vLLM",
+    "DiffusionGemmaForBlockDiffusion": "writes blocks of text at a time, by diffusion, which this "
+    "vLLM has for its V2 model runner alone",
     "LongcatFlashNgramForCausalLM": "embeds n-grams of tokens by a kernel that this vLLM has for "
     "GPUs alone",
     "Phi4MMForCausalLM": "lets an image's patches see what fills it up in this vLLM",

@@ -125,7 +125,7 @@ bool has_bf16_unit(const KernelTable& table) {
 int integers_of_word(const KernelTable& table) {
   const std::string_view name = table.target;
   if (name == "neon_i8mm_bf16" || name == "emulated_blocks") return 8;
-  return name == "neon_dotprod" ? 4 : 2;
+  return name == "neon_dotprod" || name == "amx" || name == "emulated_tiles" ? 4 : 2;
 }
 
 void Compare::add(float result, double reference, double plain, double typical) {

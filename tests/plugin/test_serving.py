@@ -90,6 +90,11 @@ def test_words_of_the_host_about_gpus_are_said_anew() -> None:
     )
 
 
+def test_what_only_the_hosts_v2_runner_has_is_said_anew() -> None:
+    said = sentences.sentence(ValueError("Model Runner V1 does not support: dspark drafts"))
+    assert said.startswith("vLLM has dspark drafts for its V2 model runner alone, which ")
+
+
 @pytest.mark.parametrize(
     ("module", "said"),
     [

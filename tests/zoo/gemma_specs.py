@@ -52,6 +52,14 @@ GEMMA4_OPTIONS = {
 GLOBAL_LAYERS = {layer: {"head_dim": 64, "num_key_value_heads": 1} for layer in "13"}
 SPECS = (
     MediaSpec(
+        "DiffusionGemmaForBlockDiffusion",
+        "DiffusionGemma",
+        "diffusion_gemma",
+        {"text_config": {"model_type": "diffusion_gemma_text"}},
+        refused="for its V2 model runner alone",
+        needs=TORCHVISION,
+    ),
+    MediaSpec(
         "Gemma3ForConditionalGeneration",
         "Gemma 3 with images",
         "gemma3",

@@ -1,69 +1,12 @@
-// Rows of 16-bit integers by panels of int8 codes: what queries and probabilities are to the keys
-// and values of an int8 cache.  Sums of kMaxIntegerDepth products are exact: so a row's result does
-// not depend on the rows or panels taken with it.
-//
-// Pairs     two multiply-adds of 16 bits in one instruction.
-// Planes    where products of four bytes are fast (kHasPlanes): x = 256 * upper + lower, both
-//           signed as the codes are, eight upper bytes of a row and then their lower ones.  In
-//           blocks these are the two rows that meet two columns, so that one row fills a block;
-//           else each quad of them meets four columns.
-// Tiles     a few rows by several panels side by side, as many as the registers hold: with one
-//           panel, a single row spent as much time between its loops as in them.
+// Rows of 16-bit integers (kernels/tiles/integer_row.h) by panels of int8 codes in registers: a few
+// rows by several panels side by side, as many as the registers hold.  With one panel, a single row
+// spent as much time between its loops as in them.
 #pragma once
 
-#include "kernels/tiles/panel_matrix.h"
+#include "kernels/tiles/integer_row.h"
+#include "kernels/tiles/panel.h"
 
 namespace CPU_BACKEND_NAMESPACE {
-
-// A row of 16-bit integers: fp32 scale, then the numbers over it.
-constexpr int64_t kMaxIntegerDepth = 512;  // 512 * 32767 * 127 < 2^31
-// As long as eight numbers in planes, so that these are whole vectors of memory.
-constexpr int64_t kScaleHalves = kHasPlanes ? 8 : 2;
-#if defined(CPU_BACKEND_PLANES)
-constexpr float kIntegerLimit = kPlanesLimit;
-#else
-constexpr float kIntegerLimit = 32767.0f;
-#endif
-
-// How far the numbers of a row go.
-struct IntegerRange {
-  VecI bits{};  // of |x|: in the order of the numbers, infinity and NaN behind them
-
-  CPU_BACKEND_INLINE void add(Vec v) {
-    const VecI other = (VecI)as_bits(abs(v));
-    bits = other > bits ? other : bits;
-  }
-  CPU_BACKEND_INLINE float largest() const {
-    const int32_t most = max_lanes(bits);
-    return load_raw<float>(&most);
-  }
-  // max|x| / limit; NaN where a number is not finite.
-  CPU_BACKEND_INLINE float scale(float limit) const { return largest() / limit + largest() * 0.0f; }
-};
-
-template <class T>
-CPU_BACKEND_INLINE IntegerRange integer_range(const T* x, int64_t size) {
-  IntegerRange range;
-  for_each_vector(size, [&](int64_t i, int n) CPU_BACKEND_LAMBDA { range.add(load_n(x + i, n)); });
-  return range;
-}
-
-// Turns a row of this range, whole vectors, into such integers where it lies; with a scale below
-// 2^-126 all count as zero.
-CPU_BACKEND_INLINE void to_int16_row(float* x, int64_t size, const IntegerRange& range) {
-  const float inverse = range.largest() >= 0x1p-111f ? kIntegerLimit / range.largest() : 0.0f;
-  int16_t* row = reinterpret_cast<int16_t*>(x) + kScaleHalves;
-#if defined(CPU_BACKEND_PLANES)
-  for (int64_t i = 0; i < size; i += 2 * kLanes) {
-    const Vec second = i + kLanes < size ? load(x + i + kLanes) : Vec{};
-    store_planes(row + i, round_to_int16(load(x + i) * inverse), round_to_int16(second * inverse));
-  }
-#else
-  for (int64_t i = 0; i < size; i += kLanes)
-    store_raw(row + i, round_to_int16(load(x + i) * inverse));
-#endif
-  store_raw(row - kScaleHalves, range.scale(kIntegerLimit));
-}
 
 // Panels lie `panel_stride` codes apart.  `next`, unless null, is where as much lies that comes
 // next, and is fetched into L2 meanwhile.
@@ -77,6 +20,14 @@ struct IntegerProduct {
   const int8_t* next;
 };
 
+// before + sum * scale, where `kept` has the bits of what is there: one expression for all cases,
+// so that tiles of all sizes contract it to a multiply-add.
+CPU_BACKEND_INLINE void add_scaled(float* at, uint32_t kept, VecI sum, float scale) {
+  const Vec before = from_bits(as_bits(load(at)) & kept);
+  store(at, before + from_int(sum) * scale);
+}
+
+#if !defined(CPU_BACKEND_TILES)
 // Steps of k between two turns of the loop: they take whole lines of a panel.
 constexpr int64_t kIntegerSteps = kPanelWidth < 16 ? Ahead::kLine / kPanelWidth : 4;
 
@@ -172,15 +123,12 @@ CPU_BACKEND_NOINLINE void multiply_integers(const IntegerProduct& product, int64
       for (int64_t i = 0; i < kIntegerSteps; i += kIntegerStep) step(k + i);
     }
     for (; k < end; k += kIntegerStep) step(k);
-    // One expression for all cases, so that tiles of all sizes contract it to a multiply-add.
     for (int r = 0; r < kRows; ++r) {
-      const float scale = load_raw<float>(of.a + r * of.a_stride - kScaleHalves);
+      const float scale = integer_scale(of.a + r * of.a_stride, of.a_stride);
       for (int p = 0; p < kPanels; ++p)
-        for (int v = 0; v < kVecs; ++v) {
-          float* at = of.c + p * kPanelWidth + r * of.c_stride + v * kLanes;
-          const Vec before = from_bits(as_bits(load(at)) & kept);
-          store(at, before + from_int(integer_sum(acc[p][r], v)) * scale);
-        }
+        for (int v = 0; v < kVecs; ++v)
+          add_scaled(of.c + p * kPanelWidth + r * of.c_stride + v * kLanes, kept,
+                     integer_sum(acc[p][r], v), scale);
     }
     kept = ~0u;
   }
@@ -196,5 +144,6 @@ CPU_BACKEND_INLINE void multiply_integer_rows(int64_t rows, const IntegerProduct
     multiply_integer_rows<kVecs, kPanels, kRows - 1>(rows, of, depth, accumulate);
   }
 }
+#endif
 
 }  // namespace CPU_BACKEND_NAMESPACE

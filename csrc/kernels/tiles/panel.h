@@ -13,12 +13,12 @@
 //                            BFMMLA; also where a panel may be cut in the middle (64-byte vectors,
 //                            whose panel is wider than 16 columns).  An odd last row has no
 //                            partner: the other half of its word is zero or not read
-//             quads, octets  four or eight rows of a column of int8, which SDOT or SMMLA multiply
-//                            at a time
+//             quads, octets  four or eight rows of a column of int8, which SDOT and AMX or SMMLA
+//                            multiply at a time
 // Numerics  each element of C is a sum of chains of kChainLength multiply-adds, in the order of k,
 //           whatever the number of rows or panels taken together: a row's result does not depend
 //           on its batch.
-// Codes     of int8 are multiplied by integers, see kernels/tiles/integer_panel.h.
+// Codes     of int8 are multiplied by integers, see kernels/tiles/integer_row.h.
 #pragma once
 
 #include "core/gemm_plan.h"
@@ -55,9 +55,9 @@ constexpr int kPerWord<fp8_t> = 2;
 template <>
 constexpr int kPerWord<e5m2_t> = 2;
 template <>
-constexpr int kPerWord<int8_t> = kHasBlocks   ? 8
-                                 : kHasPlanes ? 4
-                                              : 2;
+constexpr int kPerWord<int8_t> = kHasBlocks                ? 8
+                                 : kHasPlanes || kHasTiles ? 4
+                                                           : 2;
 
 #if defined(CPU_BACKEND_BF16_PAIRS) || defined(CPU_BACKEND_TILES)
 constexpr bool kPairsOfColumns = false;

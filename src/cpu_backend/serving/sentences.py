@@ -42,6 +42,11 @@ WORDING = (
         r"checkpoint, and docs/quantization.md lists the schemes of checkpoints that are read.",
     ),
     (
+        r"^Model Runner V1 does not support: (.*)",
+        r"vLLM has \1 for its V2 model runner alone, which cpu_backend does not use yet: choose "
+        r"another model, or leave that out.",
+    ),
+    (
         r"^No module named '(?!vllm|torch|cpu_backend)(\w+)[\w.]*'$",
         # Without a command: a module's name may be that of somebody else's package.
         r"The Python module \1 is not installed, which something that was asked for needs: "
