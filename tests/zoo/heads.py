@@ -53,6 +53,11 @@ from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
     BailingMoeV2_5ForCausalLM,  # noqa: F401
 )
+from tests.zoo.llama_nemotron_vl import (
+    LlamaNemotronVL,  # noqa: F401
+    LlamaNemotronVLEmbed,  # noqa: F401
+    LlamaNemotronVLForSequenceClassification,  # noqa: F401
+)
 from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (
     NemotronHPuzzleForCausalLM,  # noqa: F401

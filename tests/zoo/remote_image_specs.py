@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, nemotron_vl, nvlm
+from tests.zoo import (
+    deepseek_ocr,
+    deepseek_ocr2,
+    deepseek_vl2,
+    glm4v,
+    llama_nemotron_vl,
+    nemotron_vl,
+    nvlm,
+)
 from tests.zoo.build import BASE
 from tests.zoo.media import (
     PICTURES,
@@ -17,7 +25,7 @@ from tests.zoo.media import (
     beside,
     shown,
 )
-from tests.zoo.processors import FIRST
+from tests.zoo.processors import FIRST, SIDE
 from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, REMOTE, _intern_chat
 from tests.zoo.renamed_specs import CHATGLM
 from tests.zoo.text_specs import SPECS as TEXT_SPECS
@@ -125,6 +133,32 @@ SPECS = (
         published_config=glm4v.published,
         needs=TORCHVISION,
         note="compared with GLM-4-9B and an encoder in plain torch",
+    ),
+    MediaSpec(
+        "Llama_Nemotron_Nano_VL",
+        "Llama Nemotron Nano VL",
+        "Llama_Nemotron_Nano_VL",
+        {
+            "llm_config": {"model_type": "llama"},
+            "vision_config": {
+                "hidden_size": 64,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": SIDE,
+                "max_img_size": 2 * SIDE,
+                "patch_size": 14,
+            },
+            "force_image_size": SIDE,
+            "projector_hidden_size": 224,
+            "vit_hidden_size": 64,
+        },
+        processor=llama_nemotron_vl.processor,
+        cases=shown(llama_nemotron_vl.MARK, PICTURES),
+        auto="LlamaNemotronVL",
+        published_config=llama_nemotron_vl.published,
+        options=REMOTE,
+        needs=TORCHVISION,
+        note="compared with RADIO, Llama and what is between them in plain torch",
     ),
     OMNI,
     NEMOTRON,

@@ -81,3 +81,18 @@ def of_sounds(_: Any) -> Any:
         return self.projection(heard.last_hidden_state)
 
     return forward
+
+
+@patch(
+    "vllm.model_executor.models.nemotron_vl",
+    "LlamaNemotronVLChatModel._call_vision_model(self, pixel_values)",
+    when=When.COMPUTING,
+)
+def of_code(_: Any) -> Any:
+    """[tiles, patches, hidden] by a tower whose code comes with the checkpoint."""
+
+    def call(self: Any, pixel_values: torch.Tensor) -> torch.Tensor:
+        features = self.vision_model(x=pixel_values).features
+        return features.to(self.mlp1[0].weight.dtype)
+
+    return call
