@@ -68,6 +68,7 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.nemotron_parse import NemotronParse  # noqa: F401
 from tests.zoo.nemotron_vl import NemotronVL  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
