@@ -53,6 +53,11 @@ from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
     BailingMoeV2_5ForCausalLM,  # noqa: F401
 )
+from tests.zoo.llama_nemotron_vl import (
+    LlamaNemotronVL,  # noqa: F401
+    LlamaNemotronVLEmbed,  # noqa: F401
+    LlamaNemotronVLForSequenceClassification,  # noqa: F401
+)
 from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (
     NemotronHPuzzleForCausalLM,  # noqa: F401
@@ -63,6 +68,8 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.nemotron_parse import NemotronParse  # noqa: F401
+from tests.zoo.nemotron_vl import NemotronVL  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401

@@ -23,7 +23,7 @@ COMPARED = ("alone", "together", "chunks", "prefix cache", "recorded", "eager")
 PLURALS = {"image": "images", "vision_chunk": "images", "video": "videos", "audio": "sounds"}
 FIXED = ("alone", "together", "recorded", "eager")
 KINDS = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")  # of tokens, text's are 0
-ONE_SOUND = {"limit_mm_per_prompt": {"audio": 1}, "max_num_batched_tokens": 1024}
+AT_ONCE = 1024  # tokens of a step where a prompt has to be read in one
 
 
 class Reference(torch.nn.Module):
@@ -136,7 +136,10 @@ def own_options(spec: MediaSpec) -> dict[str, Any]:
         kind: max((some.count(kind) for some in media), default=0)
         for kind in ("image", "audio", "video")
     }
-    limited = ONE_SOUND if spec.fixed else {"limit_mm_per_prompt": limits}
+    if spec.fixed:
+        limits = dict.fromkeys(spec.media, 1)
+    step = {"max_num_batched_tokens": AT_ONCE} if spec.fixed else {}
+    limited = {"limit_mm_per_prompt": limits, **step}
     return {"skip_tokenizer_init": False, **limited, **spec.options}
 
 

@@ -51,6 +51,8 @@ TASKS = {
     "ColQwen3_5": ("token_embed",),
     "Qwen3VLTokens": ("token_embed",),
     "JinaVLForSequenceClassification": ("classify",),
+    "LlamaNemotronVLEmbed": ("embed",),
+    "LlamaNemotronVLForSequenceClassification": ("classify",),
     "JinaColBert": ("token_embed",),
     "Lfm2ColBert": ("token_embed",),
     "JinaRanking": ("token_embed",),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.zoo import pooling_processors
+from tests.zoo import llama_nemotron_vl, pooling_processors
 from tests.zoo.media import PICTURES, TORCHVISION, shown
 from tests.zoo.newer_specs import NEEDS
-from tests.zoo.pooling_specs import ROPE, SCORE, VISION, PoolingSpec
-from tests.zoo.processors import FIRST
+from tests.zoo.pooling_specs import CLASSES, ROPE, SCORE, VISION, PoolingSpec
+from tests.zoo.processors import FIRST, SIDE
 from tests.zoo.renamed_specs import INTERNLM2
+from tests.zoo.tile_specs import SIGLIP
 
 NTK = {"rope_parameters": {"rope_type": "ntk", "rope_theta": 20000.0, "factor": 8.0}}
 # Names of GTE's weights in the checkpoints of Alibaba, which hold "new." before the model's own.
@@ -62,6 +63,25 @@ COL_MODERN = PoolingSpec(
     cases=shown("", PICTURES, at_once=1)[:-1],
     published=((r"^model\.vision_model\.(?!vision_model)", r"\g<0>vision_model."),),
     needs=TORCHVISION,
+)
+NEMOTRON_VL = PoolingSpec(
+    "LlamaNemotronVLModel",
+    "Llama Nemotron embeddings of images",
+    "llama_nemotron_vl",
+    {
+        # One label's score would be nearly the same of all long texts.
+        "llm_config": {"model_type": "llama", "is_causal": False, **CLASSES},
+        "vision_config": SIGLIP,
+        "force_image_size": SIDE,
+        "max_dynamic_patch": llama_nemotron_vl.TILES,
+    },
+    auto="LlamaNemotronVLEmbed",
+    pool="MEAN",
+    processor=llama_nemotron_vl.embed_processor,
+    cases=shown(llama_nemotron_vl.MARK, PICTURES, at_once=1)[:-1],
+    published_config=llama_nemotron_vl.embed_published,
+    needs=TORCHVISION,
+    note="compared with SigLIP, Llama and what is between them in plain torch",
 )
 
 SPECS = (
@@ -122,4 +142,11 @@ SPECS = (
         published=INTERNLM2,
         by_key_head=True,
     ),
+    replace(
+        NEMOTRON_VL,
+        name="LlamaNemotronVLForSequenceClassification",
+        models="Llama Nemotron rerankers of images",
+        auto="LlamaNemotronVLForSequenceClassification",
+    ),
+    NEMOTRON_VL,
 )
