@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.zoo import audio_processors, mistral, moss, processors, ultravox
-from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken
+from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken, streamed
 from tests.zoo.processors import FIRST
 from tests.zoo.remote.ultravox_processor import CONTEXT, MARK
 
@@ -279,6 +279,39 @@ SPECS = (
         processor=mistral.voxtral,
         cases=spoken(mistral.sound_tokens, LONGER),
         published=mistral.NAMES,
+        options=mistral.OPTIONS,
+    ),
+    MediaSpec(
+        "VoxtralRealtimeGeneration",
+        "Voxtral Realtime",
+        "voxtral_realtime",
+        {
+            "text_config": {
+                "model_type": "voxtral_realtime_text",
+                # Pages of as many bytes as the encoder's, whose states are four for each token.
+                "head_dim": mistral.WIDER,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "audio_config": {
+                "model_type": "voxtral_realtime_encoder",
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 1,
+                "head_dim": 32,
+                "num_mel_bins": 80,
+                "sliding_window": mistral.HEARD,
+                "initializer_range": 0.2,  # smaller, sounds would hardly matter
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            },
+            "default_num_delay_tokens": mistral.DELAY,
+            "tie_word_embeddings": True,
+        },
+        auto="VoxtralRealtimeGeneration",
+        processor=mistral.streamed,
+        cases=streamed(mistral.STEP),
+        published=mistral.STREAMED_NAMES,
+        in_pairs=(r"whisper_encoder.*w[qk]\.", 32),
         options=mistral.OPTIONS,
     ),
     MediaSpec(

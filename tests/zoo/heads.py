@@ -84,6 +84,7 @@ from tests.zoo.rebuilt import (
 )
 from tests.zoo.tokens import ANSWERS, SPECIAL
 from tests.zoo.ultravox import UltravoxModel  # noqa: F401
+from tests.zoo.voxtral_realtime import VoxtralRealtimeGeneration  # noqa: F401
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host
 # ends with "cannot assign module before Module.__init__() call".
