@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.zoo import audio_processors, mistral, processors, ultravox
-from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken
+from tests.zoo import audio_processors, mistral, moss, processors, ultravox
+from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken, streamed
 from tests.zoo.processors import FIRST
 from tests.zoo.remote.ultravox_processor import CONTEXT, MARK
 
@@ -28,6 +28,15 @@ ENCODER = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_mel_bins": 80,
+}
+WHISPER = {
+    "model_type": "whisper",
+    "d_model": 64,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 112,
+    "num_mel_bins": 80,
+    "init_std": 0.3,  # of convolutions: smaller, sounds would hardly matter
 }
 CONFORMER = {
     "input_dim": 160,
@@ -179,6 +188,21 @@ SPECS = (
         needs=("torchaudio",),
     ),
     MediaSpec(
+        "MossTranscribeDiarizeForConditionalGeneration",
+        "MOSS-Transcribe-Diarize",
+        "moss_transcribe_diarize",
+        {
+            "text_config": {"model_type": "qwen3", "tie_word_embeddings": True},
+            "audio_config": {**WHISPER, "max_source_positions": 200},
+            "audio_token_id": FIRST,
+            "tie_word_embeddings": True,
+        },
+        processor=moss.processor,
+        cases=shown("<|audio_start|><|audio_pad|><|audio_end|>", LONGER, at_once=1),
+        options={"trust_remote_code": True},
+        note="compared with Whisper's encoder, Qwen 3 and what is between them in plain torch",
+    ),
+    MediaSpec(
         "Qwen2AudioForConditionalGeneration",
         "Qwen2-Audio",
         "qwen2_audio",
@@ -227,16 +251,7 @@ SPECS = (
         "ultravox",
         {
             "text_config": {"model_type": "llama"},
-            "audio_config": {
-                "model_type": "whisper",
-                "d_model": 64,
-                "encoder_layers": 2,
-                "encoder_attention_heads": 2,
-                "encoder_ffn_dim": 112,
-                "num_mel_bins": 80,
-                "max_source_positions": CONTEXT // 2,
-                "init_std": 0.3,  # of convolutions: smaller, sounds would hardly matter
-            },
+            "audio_config": {**WHISPER, "max_source_positions": CONTEXT // 2},
             "hidden_size": 96,
             "audio_token_index": FIRST,
         },
@@ -264,6 +279,39 @@ SPECS = (
         processor=mistral.voxtral,
         cases=spoken(mistral.sound_tokens, LONGER),
         published=mistral.NAMES,
+        options=mistral.OPTIONS,
+    ),
+    MediaSpec(
+        "VoxtralRealtimeGeneration",
+        "Voxtral Realtime",
+        "voxtral_realtime",
+        {
+            "text_config": {
+                "model_type": "voxtral_realtime_text",
+                # Pages of as many bytes as the encoder's, whose states are four for each token.
+                "head_dim": mistral.WIDER,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "audio_config": {
+                "model_type": "voxtral_realtime_encoder",
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 1,
+                "head_dim": 32,
+                "num_mel_bins": 80,
+                "sliding_window": mistral.HEARD,
+                "initializer_range": 0.2,  # smaller, sounds would hardly matter
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            },
+            "default_num_delay_tokens": mistral.DELAY,
+            "tie_word_embeddings": True,
+        },
+        auto="VoxtralRealtimeGeneration",
+        processor=mistral.streamed,
+        cases=streamed(mistral.STEP),
+        published=mistral.STREAMED_NAMES,
+        in_pairs=(r"whisper_encoder.*w[qk]\.", 32),
         options=mistral.OPTIONS,
     ),
     MediaSpec(

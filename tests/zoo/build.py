@@ -248,6 +248,8 @@ def _randomize(parameter: torch.Tensor, module: torch.nn.Module, embedding: floa
     elif parameter.dim() >= 2:
         transposed = type(module).__name__ == "Conv1D"  # GPT-2's linear layers
         fan_in = parameter.shape[0 if transposed else -1]
+        if isinstance(module, torch.nn.Conv1d):  # a model's own kind of it
+            fan_in = parameter[0].numel()
         parameter.copy_(noise * (0.9 / math.sqrt(fan_in)))
     else:
         parameter.add_(noise, alpha=0.1)

@@ -68,6 +68,7 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.moss import MossTranscribeDiarizeForConditionalGeneration  # noqa: F401
 from tests.zoo.nemotron_parse import NemotronParse  # noqa: F401
 from tests.zoo.nemotron_vl import NemotronVL  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
@@ -90,6 +91,7 @@ from tests.zoo.rebuilt import (
 )
 from tests.zoo.tokens import ANSWERS, SPECIAL
 from tests.zoo.ultravox import UltravoxModel  # noqa: F401
+from tests.zoo.voxtral_realtime import VoxtralRealtimeGeneration  # noqa: F401
 
 # Of ColBERT's embeddings.  The config does not say it, as ColBERTv2's does not: told it, the host
 # ends with "cannot assign module before Module.__init__() call".

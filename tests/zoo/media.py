@@ -301,6 +301,18 @@ def spoken(mark: Callable[[Sound], Sequence[int]], media: Sequence[Sound]) -> tu
     )
 
 
+def streamed(samples: int) -> tuple[Case, ...]:
+    """Six requests of tokens alone, each of which, and of an answer's, hears so many samples more;
+    the fourth has the first's tokens."""
+    generator = random.Random(20)
+    prompts = [tuple(generator.randrange(10, 1000) for _ in range(n)) for n in (13, 53, 298)]
+    prompts += [prompts[0], *(prompts[2][:n] for n in (25, 130))]
+    return tuple(
+        Spoken((), prompt, (Sound(samples * (len(prompt) + 20), seed),), ())
+        for seed, prompt in enumerate(prompts, 1)
+    )
+
+
 def drawn(
     mark: Callable[[Picture], Sequence[int]], pictures: Sequence[Picture]
 ) -> tuple[Case, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import avg_pool1d, gelu
+from torch.nn.functional import avg_pool1d
 from transformers import (
     AutoConfig,
     LlamaForCausalLM,
@@ -23,6 +23,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoder
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from tests.zoo import remote
+from tests.zoo.hearing import whisper_states
 from tests.zoo.media import RATE
 from tests.zoo.remote.minicpm_config import MiniCPMOConfig, MiniCPMVConfig
 from tests.zoo.remote.minicpm_processor import PATCH, UNKNOWN, MiniCPMVImageProcessor
@@ -100,18 +101,12 @@ class MiniCPMO(MiniCPMV):
     def hear(self, spectrum: torch.Tensor) -> torch.Tensor:
         """``spectrum`` [bands, frames]; [tokens, hidden].  A position attends to those of its own
         second and of all before."""
-        apm = self.apm
-        states = gelu(apm.conv2(gelu(apm.conv1(spectrum[None])))).transpose(1, 2)
-        count = states.shape[1]
-        states = states + apm.embed_positions.weight[:count]
+        count = (spectrum.shape[1] + 1) // 2
         second = torch.arange(count) // int(self.config.audio_chunk_length * SECOND / 2)
-        later = (second[:, None] < second).to(states.dtype)
-        mask = (later * torch.finfo(states.dtype).min)[None, None]
-        for layer in apm.layers:
-            states = layer(states, mask)
-            states = states[0] if isinstance(states, tuple) else states
+        later = (second[:, None] < second).to(spectrum.dtype)
+        mask = (later * torch.finfo(spectrum.dtype).min)[None, None]
         projection = self.audio_projection_layer
-        states = projection["linear1"](apm.layer_norm(states)).relu()
+        states = projection["linear1"](whisper_states(self.apm, spectrum[None], mask)).relu()
         pooled = avg_pool1d(projection["linear2"](states).mT, self.config.audio_pool_step)
         return pooled[0].T
 

@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.zoo.build import BASE
+from tests.zoo.build import BASE, WINDOW
 from tests.zoo.media import RATE, Picture, Sound
 
 SECONDS = 4  # of a sound that the encoder reads at once; the last ones are padded
 FRAMES = 50 * SECONDS  # of the encoder
 BEGIN, SOUND = 6, 5  # the tokens before and of a sound
+STEP = 1280  # samples of a token of Voxtral Realtime
+LEFT, DELAY = 4, 2  # tokens of silence before a sound, and those by which its text is behind it
+BEHIND, AHEAD = 840, 40  # samples that are heard beside those of a token
+HEARD = 44  # frames of the encoder that one of them attends to
+WIDER = 64  # channels of a head of its text
+STREAMED = {
+    "head_dim": WIDER,
+    "sliding_window": WINDOW,
+    "tied_embeddings": True,
+    "ada_rms_norm_t_cond": True,  # by the delay
+    "ada_rms_norm_t_cond_dim": 32,
+}
 IMAGE, BREAK, END = 7, 8, 9  # of an image, at the end of a row of it, and of the last
 LARGEST = 112  # pixels of an image's longer side
 TOKEN = 28  # pixels of the side of what is one token, two patches
@@ -66,6 +79,19 @@ NAMES = (
     (r"(layers\.\d+)\.fc([12])", r"\1.feed_forward.w\2"),
     (r"final_layer_norm", "ffn_norm"),
 )
+STREAMED_NAMES = (
+    (r"ada_rms_norm\.linear1", "ada_rms_norm_t_cond.0"),
+    (r"ada_rms_norm\.linear2", "ada_rms_norm_t_cond.2"),
+    (r"audio_tower\.embedder\.conv(\d)", r"audio_tower.conv\1"),
+    (r"audio_tower\.norm", "audio_tower.layer_norm"),
+    (r"(audio_tower.*)o_proj", r"\1out_proj"),
+    (r"(audio_tower.*)mlp\.gate_proj", r"\1feed_forward.w1"),
+    (r"(audio_tower.*)mlp\.down_proj", r"\1feed_forward.w2"),
+    (r"(audio_tower.*)mlp\.up_proj", r"\1feed_forward.w3"),
+    *NAMES,
+    (rf"^{AUDIO}", "mm_streams_embeddings.embedding_module"),
+    (r"(conv_layers\.\d)", r"\1.conv"),
+)
 PIXTRAL_NAMES = (
     (r"^(model\.)?language_model\.(model\.)*", ""),
     (r"^embed_tokens", "tok_embeddings"),
@@ -97,6 +123,31 @@ def voxtral(folder: Path) -> Any:
     (folder / "tekken.json").write_text(json.dumps({**_tokenizer(), "audio": audio}))
     (folder / "params.json").write_text(json.dumps({**_text(), "multimodal": _whisper()}))
     return _spectra
+
+
+def streamed(folder: Path) -> Any:
+    """The same for a model that reads a token's part of a sound with each of its own."""
+    audio = {
+        "sampling_rate": RATE,
+        "frame_rate": RATE / STEP,
+        "audio_encoding_config": SPECTRUM,
+        "transcription_format": "streaming",
+        "transcription_delay_ms": 1000 * DELAY * STEP / RATE,
+        "streaming_look_ahead_ms": 1000 * AHEAD / RATE,
+        "streaming_look_back_ms": 1000 * BEHIND / RATE,
+        "streaming_n_left_pad_tokens": LEFT,
+    }
+    (folder / "tekken.json").write_text(json.dumps({**_tokenizer(), "audio": audio}))
+    text = {**_text(), **STREAMED}
+    (folder / "params.json").write_text(json.dumps({**text, "multimodal": _causal_whisper()}))
+    return _whole_spectrum
+
+
+def _whole_spectrum(sounds: list[Any], sampling_rate: int) -> dict[str, Any]:
+    from transformers import VoxtralRealtimeFeatureExtractor
+
+    extractor = VoxtralRealtimeFeatureExtractor(feature_size=SPECTRUM["num_mel_bins"])
+    return dict(extractor(sounds, sampling_rate=sampling_rate, return_tensors="pt"))
 
 
 def _spectra(sounds: list[Any], sampling_rate: int) -> dict[str, Any]:
@@ -153,15 +204,25 @@ def picture_tokens(picture: Picture) -> list[int]:
     return [*(row * rows)[:-1], END]
 
 
-def _tokenizer() -> dict[str, Any]:
-    """mistral_common's: special tokens, then the bytes."""
+def silence() -> int:
+    """The token that stands for silence before a sound."""
+    return [*_special()].index("[STREAMING_PAD]")
+
+
+def _special() -> Iterator[str]:
     from mistral_common.tokens.tokenizers.base import SpecialTokens
 
     first = ("unk", "bos", "eos", "begin_inst", "end_inst", "audio", "begin_audio")
     first += ("img", "img_break", "img_end")
-    names = [SpecialTokens[name].value for name in first]
-    names += [token.value for token in SpecialTokens if token.name not in first]
-    special = [{"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(names)]
+    yield from (SpecialTokens[name].value for name in first)
+    yield from (token.value for token in SpecialTokens if token.name not in first)
+
+
+def _tokenizer() -> dict[str, Any]:
+    """mistral_common's: special tokens, then the bytes."""
+    special = [
+        {"rank": i, "token_str": name, "is_control": True} for i, name in enumerate(_special())
+    ]
     single = [
         {"rank": i, "token_bytes": b64encode(bytes([i])).decode(), "token_str": None}
         for i in range(256)
@@ -190,6 +251,16 @@ def _whisper() -> dict[str, Any]:
     }
     downsample = {"downsample_factor": 4}
     return {"whisper_model_args": {"encoder_args": encoder, "downsample_args": downsample}}
+
+
+def _causal_whisper() -> dict[str, Any]:
+    """What the spec of Voxtral Realtime says of its encoder."""
+    model = _whisper()
+    encoder = model["whisper_model_args"]["encoder_args"]
+    encoder |= {"causal": True, "pos_embed": "rope", "sliding_window": HEARD}
+    encoder |= {"n_heads": 1, "hidden_dim": 112}
+    encoder["audio_encoding_args"] |= {"global_log_mel_max": 1.5}
+    return model
 
 
 def _text() -> dict[str, Any]:

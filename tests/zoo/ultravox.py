@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch.nn.functional import gelu, pad, silu
+from torch.nn.functional import pad, silu
 from transformers import (
     AutoConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
-    PreTrainedModel,
     WhisperConfig,
 )
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from tests.zoo import remote
+from tests.zoo.hearing import Hearing, whisper_states
 from tests.zoo.remote.ultravox_processor import MARK, UltravoxProcessor
 from tests.zoo.tokens import write_tokenizer
 
@@ -29,6 +29,7 @@ class UltravoxConfig(PreTrainedConfig):
     """The host's has more names for the same."""
 
     model_type = "ultravox"
+    attribute_map: ClassVar[dict[str, str]] = {"audio_token_id": "audio_token_index"}
     text_config: Any = None
     audio_config: Any = None
     audio_token_index: int = 0
@@ -46,7 +47,7 @@ class UltravoxConfig(PreTrainedConfig):
 AutoConfig.register(UltravoxConfig.model_type, UltravoxConfig)
 
 
-class UltravoxModel(PreTrainedModel):
+class UltravoxModel(Hearing):
     config_class = UltravoxConfig
 
     def __init__(self, config: Any) -> None:
@@ -56,37 +57,13 @@ class UltravoxModel(PreTrainedModel):
         self.language_model = LlamaForCausalLM._from_config(config.text_config)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        audio_values: torch.Tensor | None = None,
-        audio_lens: torch.Tensor | None = None,
-        **_: Any,
-    ) -> Any:
-        """``input_ids`` [1, n]; audio_values [pieces, bands, frames], as long as audio_lens
-        [pieces] says."""
-        states = self.language_model.get_input_embeddings()(input_ids)
-        if audio_values is not None and audio_lens is not None:
-            heard = torch.cat(
-                [
-                    self.multi_modal_projector(self._hear(piece[None, :, :length]))[0]
-                    for piece, length in zip(audio_values, audio_lens.tolist(), strict=True)
-                ]
-            )
-            marked = input_ids[0] == self.config.audio_token_index
-            where = marked.nonzero()[: len(heard), 0]
-            states = states.index_copy(1, where, heard[None])
-        return self.language_model(inputs_embeds=states, use_cache=False)
+    def hear(self, **given: torch.Tensor) -> torch.Tensor:
+        """audio_values [pieces, bands, frames], as long as audio_lens [pieces] says."""
+        pieces = zip(given["audio_values"], given["audio_lens"].tolist(), strict=True)
+        return torch.cat([self._piece(spectrum[None, :, :length]) for spectrum, length in pieces])
 
-    def _hear(self, spectrum: torch.Tensor) -> torch.Tensor:
-        """``spectrum`` [1, bands, frames], fewer than Whisper asks for; states [1, n, d]."""
-        tower = self.audio_tower
-        states = gelu(tower.conv2(gelu(tower.conv1(spectrum)))).transpose(1, 2)
-        states = states + tower.embed_positions.weight[: states.shape[1]]
-        for layer in tower.layers:
-            states = layer(states, None)
-            states = states[0] if isinstance(states, tuple) else states
-        return tower.layer_norm(states)
+    def _piece(self, spectrum: torch.Tensor) -> torch.Tensor:
+        return self.multi_modal_projector(whisper_states(self.audio_tower, spectrum))[0]
 
 
 class Projector(torch.nn.Module):

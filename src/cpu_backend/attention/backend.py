@@ -153,7 +153,8 @@ class StepMetadata:
             self.dynamic_causal is None
             and self.encoder_cache is None
             and self.mm_prefix_range is None
-            and self.num_actual_tokens == tokens
+            and self.num_actual_tokens >= tokens
+            and self.num_actual_tokens % tokens == 0  # an encoder may have several states of each
         )
 
 

@@ -15,6 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.interfaces import requires_raw_input_tokens
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec, KVCacheGroupSpec
@@ -303,9 +304,10 @@ class CPUModelRunner(HostCPUModelRunner):
 
     def _gather_mm_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """The host's; whether this step has any is kept: some models change what they hold for
-        images while they run."""
+        images while they run.  One that takes tokens besides has a sound in every step, and takes
+        it as it takes them."""
         embeddings, places = super()._gather_mm_embeddings(*args, **kwargs)
-        self._has_media = bool(embeddings)
+        self._has_media = bool(embeddings) and not requires_raw_input_tokens(self.get_model())
         return embeddings, places
 
     def _model_forward(
