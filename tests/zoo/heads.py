@@ -63,6 +63,7 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.molmo import Molmo2ForConditionalGeneration, MolmoForCausalLM  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401

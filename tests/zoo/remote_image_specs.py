@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, nvlm
+from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, molmo, nvlm
 from tests.zoo.build import BASE
-from tests.zoo.media import PICTURES, TORCHVISION, MediaSpec, Picture, shown
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
 from tests.zoo.processors import FIRST
-from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, _intern_chat
+from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, REMOTE, _intern_chat
 from tests.zoo.renamed_specs import CHATGLM
 
 DEEPSEEK = {
@@ -21,6 +21,8 @@ DEEPSEEK = {
     "norm_topk_prob": False,
     "image_token_id": FIRST,
 }
+# One in a whole and a crop, one in three beside each other, one in two by two.
+CROPPED = (PICTURES[0], Picture(200, 100, 2), PICTURES[2])
 SPECS = (
     MediaSpec(
         "DeepseekOCR2ForCausalLM",
@@ -76,6 +78,59 @@ SPECS = (
         published_config=glm4v.published,
         needs=TORCHVISION,
         note="compared with GLM-4-9B and an encoder in plain torch",
+    ),
+    MediaSpec(
+        "Molmo2ForConditionalGeneration",
+        "Molmo 2",
+        "molmo2",
+        {
+            "text_config": {
+                "model_type": "molmo2_text",
+                "vocab_size": molmo.WORDS,
+                "additional_vocab_size": molmo.NEW,
+            },
+            "vit_config": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "image_default_input_size": [molmo.SIDE, molmo.SIDE],
+                "image_num_pos": molmo.PATCHES**2,
+            },
+            "adapter_config": {
+                "vit_layers": [-1, -3],
+                "hidden_size": 64,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "intermediate_size": 112,
+                "text_hidden_size": BASE["hidden_size"],
+            },
+            **molmo.NUMBERS,
+        },
+        processor=molmo.molmo2,
+        cases=shown(f"Image {molmo.IMAGE}", CROPPED),
+        more=beside(molmo.VIDEO, VIDEOS, f"Image {molmo.IMAGE}"),
+        published=molmo.NAMES2,
+        chunk=256,
+        published_config=molmo.published,
+        options=REMOTE,
+        note="compared with Qwen 3 and an encoder in plain torch; tokens of an image or a frame "
+        "see each other, and not those of the next, as transformers has it",
+    ),
+    MediaSpec(
+        "MolmoForCausalLM",
+        "Molmo 7B-D",
+        "molmo",
+        {"vocab_size": molmo.WORDS, "sliding_window": None},
+        processor=molmo.molmo,
+        cases=shown("", CROPPED),
+        published=molmo.NAMES,
+        published_config=molmo.published,
+        options=REMOTE,
+        note="compared with Qwen 2 and an encoder in plain torch",
     ),
     replace(
         INTERNVL,
