@@ -49,9 +49,17 @@ from tests.zoo.dory import DoryForCausalLM  # noqa: F401
 from tests.zoo.dots import DotsOCRForCausalLM  # noqa: F401
 from tests.zoo.glm4v import GLM4VForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
+from tests.zoo.keye import (
+    KeyeForConditionalGeneration,  # noqa: F401
+    KeyeVL1_5ForConditionalGeneration,  # noqa: F401
+)
 from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
     BailingMoeV2_5ForCausalLM,  # noqa: F401
+)
+from tests.zoo.llava_like import (
+    BeeForConditionalGeneration,  # noqa: F401
+    RForConditionalGeneration,  # noqa: F401
 )
 from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, molmo, nvlm
+from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, keye, molmo, nvlm
 from tests.zoo.build import BASE
+from tests.zoo.image_specs import SPECS as IMAGE_SPECS
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
 from tests.zoo.processors import FIRST
 from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, REMOTE, _intern_chat
@@ -23,7 +24,47 @@ DEEPSEEK = {
 }
 # One in a whole and a crop, one in three beside each other, one in two by two.
 CROPPED = (PICTURES[0], Picture(200, 100, 2), PICTURES[2])
+ONEVISION = next(s for s in IMAGE_SPECS if s.name == "LlavaOnevisionForConditionalGeneration")
+BEE = replace(
+    ONEVISION,
+    name="BeeForConditionalGeneration",
+    models="Bee",
+    config={**ONEVISION.config, "text_config": {"model_type": "qwen3"}},
+    more=(),
+    # transformers knows its own classes alone by the names of weights.
+    published=(*ONEVISION.published, (r"(language_model\.)model\.", r"\1")),
+    note="compared with LLaVA-OneVision of transformers with another projector",
+)
+KEYE = MediaSpec(
+    "KeyeVL1_5ForConditionalGeneration",
+    "Keye-VL 1.5",
+    "keyevl1_5",
+    {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 6, 6],
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 112,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 70,
+        },
+        "image_token_id": FIRST,
+        "video_token_id": FIRST + 1,
+    },
+    processor=keye.processor,
+    cases=shown(keye.IMAGE, PICTURES),
+    more=beside(keye.VIDEO, VIDEOS, keye.IMAGE),
+    published_config=keye.published,
+    options=REMOTE,
+    needs=TORCHVISION,
+    note="compared with PaddleOCR-VL's encoder and Qwen 3",
+)
 SPECS = (
+    BEE,
     MediaSpec(
         "DeepseekOCR2ForCausalLM",
         "DeepSeek-OCR 2",
@@ -79,6 +120,15 @@ SPECS = (
         needs=TORCHVISION,
         note="compared with GLM-4-9B and an encoder in plain torch",
     ),
+    replace(
+        KEYE,
+        name="KeyeForConditionalGeneration",
+        models="Keye-VL",
+        model_type="keye",
+        more=(),
+        without=("video",),
+    ),
+    KEYE,
     MediaSpec(
         "Molmo2ForConditionalGeneration",
         "Molmo 2",
@@ -154,4 +204,5 @@ SPECS = (
         chunk=128,
         note="compared with InternVL of transformers with another projector",
     ),
+    replace(BEE, name="RForConditionalGeneration", models="R-4B"),
 )
