@@ -75,6 +75,7 @@ from tests.zoo.molmo import Molmo2ForConditionalGeneration, MolmoForCausalLM  # 
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
+from tests.zoo.phi4v import Phi4ForCausalLMV  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
 from tests.zoo.qwen_heads import (
     ColQwen3,  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, keye, molmo, nvlm
+from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, keye, molmo, nvlm, phi4v
 from tests.zoo.build import BASE
 from tests.zoo.image_specs import SPECS as IMAGE_SPECS
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
@@ -204,5 +204,37 @@ SPECS = (
         chunk=128,
         note="compared with InternVL of transformers with another projector",
     ),
+    MediaSpec(
+        "Phi4ForCausalLMV",
+        "Phi-4 reasoning vision",
+        "phi4-siglip",
+        {
+            "vocab_size": phi4v.IMAGE_TOKEN + 24,  # the host knows the number of an image's tokens
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_patches": 25,
+                "patch_size": 16,
+            },
+            "mm_hidden_size": 64,
+            "max_num_patches": 36,
+        },
+        processor=phi4v.processor,
+        cases=shown(phi4v.MARK, PICTURES),
+        published=phi4v.NAMES,
+        published_config=phi4v.published,
+        options=REMOTE,
+        note="compared with SigLIP 2 and Phi-3 of transformers",
+    ),
     replace(BEE, name="RForConditionalGeneration", models="R-4B"),
+    MediaSpec(
+        "UnlimitedOCRForCausalLM",
+        "Unlimited-OCR",
+        "deepseek_vl_v2",
+        DEEPSEEK,
+        refused="last tokens of its answer alone",
+        published_config=deepseek_ocr.published,
+    ),
 )
