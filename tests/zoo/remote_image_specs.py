@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.zoo import deepseek_ocr, deepseek_ocr2, deepseek_vl2, glm4v, keye, molmo, nvlm, phi4v
+from tests.zoo import (
+    deepseek_ocr,
+    deepseek_ocr2,
+    deepseek_vl2,
+    glm4v,
+    kanana,
+    keye,
+    molmo,
+    nvlm,
+    phi4v,
+)
 from tests.zoo.build import BASE
 from tests.zoo.image_specs import SPECS as IMAGE_SPECS
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
@@ -119,6 +129,34 @@ SPECS = (
         published_config=glm4v.published,
         needs=TORCHVISION,
         note="compared with GLM-4-9B and an encoder in plain torch",
+    ),
+    MediaSpec(
+        "KananaVForConditionalGeneration",
+        "Kanana 1.5 V",
+        "kanana-1.5-v",
+        {
+            "text_config": {"model_type": "llama"},
+            "vision_config": {
+                "depth": 3,
+                "embed_dim": 64,
+                "num_heads": 2,
+                "mlp_ratio": 2,
+                "hidden_size": 64,
+            },
+            "projector_config": {
+                "pos_emb_size": 36,
+                "encoder_hidden_size": 64,
+                "hidden_size": 48,
+                "output_hidden_size": BASE["hidden_size"],
+                "depth": 1,
+            },
+        },
+        processor=kanana.processor,
+        cases=shown(kanana.MARK, PICTURES),
+        published_config=kanana.published,
+        options=REMOTE,
+        needs=(*TORCHVISION, "timm"),
+        note="compared with Qwen2-VL's encoder, Llama and an abstractor of timm's stages",
     ),
     replace(
         KEYE,
