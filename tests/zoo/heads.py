@@ -92,6 +92,7 @@ from tests.zoo.rebuilt import (
     Plamo3ForCausalLM,  # noqa: F401
     SolarForCausalLM,  # noqa: F401
 )
+from tests.zoo.step import StepVLForConditionalGeneration  # noqa: F401
 from tests.zoo.tokens import ANSWERS, SPECIAL
 from tests.zoo.ultravox import UltravoxModel  # noqa: F401
 

@@ -15,12 +15,14 @@ from tests.zoo import (
     molmo,
     nvlm,
     phi4v,
+    step,
 )
 from tests.zoo.build import BASE
 from tests.zoo.image_specs import SPECS as IMAGE_SPECS
 from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
 from tests.zoo.processors import FIRST
 from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, REMOTE, _intern_chat
+from tests.zoo.renamed_mixture_specs import SPECS as MIXTURES
 from tests.zoo.renamed_specs import CHATGLM
 
 DEEPSEEK = {
@@ -34,6 +36,31 @@ DEEPSEEK = {
 }
 # One in a whole and a crop, one in three beside each other, one in two by two.
 CROPPED = (PICTURES[0], Picture(200, 100, 2), PICTURES[2])
+STEP_TEXT = next(s for s in MIXTURES if s.name == "Step3p5ForCausalLM")
+STEP = MediaSpec(
+    "Step3p7ForConditionalGeneration",
+    "Step 3.7 Flash",
+    "step3p7",
+    {
+        "text_config": {"model_type": STEP_TEXT.model_type, **STEP_TEXT.config},
+        "vision_config": {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "mlp_ratio": 1.75,
+        },
+        "image_token_id": FIRST,
+    },
+    processor=step.processor,
+    # In no pieces, in three and in none.
+    cases=shown(step.MARK, (PICTURES[0], Picture(200, 90, 2), PICTURES[2])),
+    published_config=step.published,
+    reference={"model.vision_model.rotary_emb.forward": step.columns_first},
+    options={**REMOTE, "max_model_len": 1024},
+    needs=TORCHVISION,
+    note="compared with Step 3.7 of transformers, of pieces that the host cuts, with patches that "
+    "turn by column first, as published",
+)
 ONEVISION = next(s for s in IMAGE_SPECS if s.name == "LlavaOnevisionForConditionalGeneration")
 BEE = replace(
     ONEVISION,
@@ -267,6 +294,17 @@ SPECS = (
         note="compared with SigLIP 2 and Phi-3 of transformers",
     ),
     replace(BEE, name="RForConditionalGeneration", models="R-4B"),
+    STEP,
+    replace(
+        STEP,
+        name="StepVLForConditionalGeneration",
+        models="Step3-VL 10B",
+        model_type=step.StepVLConfig.model_type,
+        config={**STEP.config, "text_config": {"model_type": "qwen3"}},
+        reference={"model.vision_model.rotary_emb.forward": step.columns_first},
+        note="compared with Qwen 3 and the encoder of Step 3.7, of pieces that the host cuts, with "
+        "patches that turn by column first, as published",
+    ),
     MediaSpec(
         "UnlimitedOCRForCausalLM",
         "Unlimited-OCR",
