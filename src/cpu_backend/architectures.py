@@ -67,6 +67,8 @@ NOT_ON_CPUS = {
     "Rnj1ForCausalLM": "attends within chunks and to the one before, which this vLLM has for GPUs "
     "alone",
     "Step1ForCausalLM": "adds square roots of distances to scores, which cpu_backend does not have",
+    "UnlimitedOCRForCausalLM": "attends to its prompt and to the last tokens of its answer alone, "
+    "which cpu_backend does not have",
 }
 NOT_COMPARED = (
     "cpu_backend: %s has not been compared with transformers on this backend (docs/models.md lists "

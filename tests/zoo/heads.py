@@ -49,6 +49,11 @@ from tests.zoo.dory import DoryForCausalLM  # noqa: F401
 from tests.zoo.dots import DotsOCRForCausalLM  # noqa: F401
 from tests.zoo.glm4v import GLM4VForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
+from tests.zoo.kanana import KananaVForConditionalGeneration  # noqa: F401
+from tests.zoo.keye import (
+    KeyeForConditionalGeneration,  # noqa: F401
+    KeyeVL1_5ForConditionalGeneration,  # noqa: F401
+)
 from tests.zoo.ling import (  # build looks for them here
     BailingMoeForCausalLM,  # noqa: F401
     BailingMoeV2_5ForCausalLM,  # noqa: F401
@@ -57,6 +62,10 @@ from tests.zoo.llama_nemotron_vl import (
     LlamaNemotronVL,  # noqa: F401
     LlamaNemotronVLEmbed,  # noqa: F401
     LlamaNemotronVLForSequenceClassification,  # noqa: F401
+)
+from tests.zoo.llava_like import (
+    BeeForConditionalGeneration,  # noqa: F401
+    RForConditionalGeneration,  # noqa: F401
 )
 from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (
@@ -68,12 +77,14 @@ from tests.zoo.mixtures import (
     Step3p5ForCausalLM,  # noqa: F401
     Step3TextForCausalLM,  # noqa: F401
 )
+from tests.zoo.molmo import Molmo2ForConditionalGeneration, MolmoForCausalLM  # noqa: F401
 from tests.zoo.moss import MossTranscribeDiarizeForConditionalGeneration  # noqa: F401
 from tests.zoo.nemotron_parse import NemotronParse  # noqa: F401
 from tests.zoo.nemotron_vl import NemotronVL  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
+from tests.zoo.phi4v import Phi4ForCausalLMV  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
 from tests.zoo.qwen_heads import (
     ColQwen3,  # noqa: F401
@@ -89,6 +100,7 @@ from tests.zoo.rebuilt import (
     Plamo3ForCausalLM,  # noqa: F401
     SolarForCausalLM,  # noqa: F401
 )
+from tests.zoo.step import StepVLForConditionalGeneration  # noqa: F401
 from tests.zoo.tokens import ANSWERS, SPECIAL
 from tests.zoo.ultravox import UltravoxModel  # noqa: F401
 from tests.zoo.voxtral_realtime import VoxtralRealtimeGeneration  # noqa: F401

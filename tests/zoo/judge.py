@@ -98,12 +98,20 @@ def gaps(model: Any, prompt: Prompt, tokens: Iterable[int]) -> torch.Tensor:
 @torch.no_grad()
 def prompt_logprobs(model: Any, prompt: Prompt) -> torch.Tensor:
     """Log-probabilities [len(prompt) - 1] of the prompt's tokens from the second on."""
-    return _logits(model, prompt)[:-1].log_softmax(-1).gather(1, _next(prompt))[:, 0]
+    return _own(_logits(model, prompt)[:-1], prompt)
 
 
-def _next(prompt: Prompt) -> torch.Tensor:
-    """The tokens from the second on, [len(prompt) - 1, 1]."""
-    return torch.tensor(prompt)[1:, None]
+def _own(logits: torch.Tensor, prompt: Prompt) -> torch.Tensor:
+    """Log-probabilities of the tokens from the second on; minus infinity where one has no logit."""
+    tokens = torch.tensor(prompt)[1:]
+    there = tokens < logits.shape[-1]
+    found = logits.log_softmax(-1).gather(1, (tokens * there)[:, None])[:, 0]
+    return found.where(there, -math.inf)
+
+
+def _apart(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Their differences, none between two infinities."""
+    return (some - others).where(some != others, 0.0)
 
 
 @torch.no_grad()
@@ -113,8 +121,8 @@ def worst_error(model: Any, answers: dict[Prompt, Answer]) -> float:
     worst = 0.0
     for prompt, answer in answers.items():
         logits = _logits(model, prompt)[:-1]
-        exact = logits.log_softmax(-1).gather(1, _next(prompt))[:, 0]
-        error = (torch.tensor(answer.prompt_logprobs) - exact).abs() / logits.std(1)
+        error = _apart(torch.tensor(answer.prompt_logprobs), _own(logits, prompt)).abs()
+        error /= logits.std(1)
         worst = max(worst, float(error.nan_to_num(math.inf).max()))
     return worst
 
@@ -129,7 +137,7 @@ def bf16_errors(model: Any, answers: dict[Prompt, Answer]) -> tuple[float, float
     theirs = torch.cat([prompt_logprobs(half, prompt) for prompt in answers])
     ours = torch.tensor([value for answer in answers.values() for value in answer.prompt_logprobs])
     without = left_out(model)
-    return rms(ours - exact, without), rms(theirs - exact, without)
+    return rms(_apart(ours, exact), without), rms(_apart(theirs, exact), without)
 
 
 def left_out(model: torch.nn.Module) -> float:

@@ -10,26 +10,20 @@ from tests.zoo import (
     deepseek_ocr2,
     deepseek_vl2,
     glm4v,
-    llama_nemotron_vl,
-    nemotron_parse,
-    nemotron_vl,
+    kanana,
+    keye,
+    molmo,
     nvlm,
+    phi4v,
+    step,
 )
 from tests.zoo.build import BASE
-from tests.zoo.media import (
-    PICTURES,
-    SOUNDS,
-    TORCHVISION,
-    VIDEOS,
-    MediaSpec,
-    Picture,
-    beside,
-    shown,
-)
-from tests.zoo.processors import FIRST, SIDE
+from tests.zoo.image_specs import SPECS as IMAGE_SPECS
+from tests.zoo.media import PICTURES, TORCHVISION, VIDEOS, MediaSpec, Picture, beside, shown
+from tests.zoo.processors import FIRST
 from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, REMOTE, _intern_chat
+from tests.zoo.renamed_mixture_specs import SPECS as MIXTURES
 from tests.zoo.renamed_specs import CHATGLM
-from tests.zoo.text_specs import SPECS as TEXT_SPECS
 
 DEEPSEEK = {
     "head_dim": BASE["head_dim"],
@@ -40,46 +34,74 @@ DEEPSEEK = {
     "norm_topk_prob": False,
     "image_token_id": FIRST,
 }
-NEMOTRON_H = next(spec for spec in TEXT_SPECS if spec.name == "NemotronHForCausalLM")
-NEMOTRON = MediaSpec(
-    "NemotronH_Nano_VL_V2",
-    "Nemotron Nano VL V2",
-    "nemotron_h_omni",
+# One in a whole and a crop, one in three beside each other, one in two by two.
+CROPPED = (PICTURES[0], Picture(200, 100, 2), PICTURES[2])
+STEP_TEXT = next(s for s in MIXTURES if s.name == "Step3p5ForCausalLM")
+STEP = MediaSpec(
+    "Step3p7ForConditionalGeneration",
+    "Step 3.7 Flash",
+    "step3p7",
     {
-        "text_config": {"model_type": "nemotron_h", **NEMOTRON_H.config},
-        "vision_config": nemotron_vl.RADIO,
-        "vision_hidden_size": nemotron_vl.RADIO["hidden_size"],
-        "projector_hidden_size": 224,
-        "image_token_id": nemotron_vl.IMAGE_TOKEN,
-        "audio_token_id": nemotron_vl.SOUND_TOKEN,
+        "text_config": {"model_type": STEP_TEXT.model_type, **STEP_TEXT.config},
+        "vision_config": {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "mlp_ratio": 1.75,
+        },
+        "image_token_id": FIRST,
     },
-    processor=nemotron_vl.processor_of_tiles,
-    cases=shown(nemotron_vl.IMAGE, PICTURES),
-    more=beside(nemotron_vl.VIDEO, VIDEOS, nemotron_vl.IMAGE),
-    auto="NemotronVL",
-    published=(*nemotron_vl.NAMES, nemotron_vl.OF_FRAMES),
-    published_config=nemotron_vl.published_of_tiles,
-    reference={f"language_model.{name}": limit for name, limit in NEMOTRON_H.reference.items()},
+    processor=step.processor,
+    # In no pieces, in three and in none.
+    cases=shown(step.MARK, (PICTURES[0], Picture(200, 90, 2), PICTURES[2])),
+    published_config=step.published,
+    reference={"model.vision_model.rotary_emb.forward": step.columns_first},
+    options={**REMOTE, "max_model_len": 1024},
+    needs=TORCHVISION,
+    note="compared with Step 3.7 of transformers, of pieces that the host cuts, with patches that "
+    "turn by column first, as published",
+)
+ONEVISION = next(s for s in IMAGE_SPECS if s.name == "LlavaOnevisionForConditionalGeneration")
+BEE = replace(
+    ONEVISION,
+    name="BeeForConditionalGeneration",
+    models="Bee",
+    config={**ONEVISION.config, "text_config": {"model_type": "qwen3"}},
+    more=(),
+    # transformers knows its own classes alone by the names of weights.
+    published=(*ONEVISION.published, (r"(language_model\.)model\.", r"\1")),
+    note="compared with LLaVA-OneVision of transformers with another projector",
+)
+KEYE = MediaSpec(
+    "KeyeVL1_5ForConditionalGeneration",
+    "Keye-VL 1.5",
+    "keyevl1_5",
+    {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 6, 6],
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 112,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 70,
+        },
+        "image_token_id": FIRST,
+        "video_token_id": FIRST + 1,
+    },
+    processor=keye.processor,
+    cases=shown(keye.IMAGE, PICTURES),
+    more=beside(keye.VIDEO, VIDEOS, keye.IMAGE),
+    published_config=keye.published,
     options=REMOTE,
     needs=TORCHVISION,
-    note="compared with Nemotron 3 Omni of transformers, which computes the same of each tile",
-)
-OMNI = replace(
-    NEMOTRON,
-    name="NemotronH_Nano_Omni_Reasoning_V3",
-    models="Nemotron 3 Nano Omni",
-    note="",
-    config={**NEMOTRON.config, "audio_config": nemotron_vl.PARAKEET},
-    processor=nemotron_vl.processor_of_shapes,
-    more=(
-        *NEMOTRON.more,
-        *beside(nemotron_vl.SOUND, SOUNDS, nemotron_vl.IMAGE),
-        *shown(nemotron_vl.SOUND, SOUNDS)[3:5],  # as long as another, two at once
-    ),
-    published=nemotron_vl.NAMES,
-    published_config=nemotron_vl.published_of_shapes,
+    note="compared with PaddleOCR-VL's encoder and Qwen 3",
 )
 SPECS = (
+    BEE,
     MediaSpec(
         "DeepseekOCR2ForCausalLM",
         "DeepSeek-OCR 2",
@@ -136,62 +158,94 @@ SPECS = (
         note="compared with GLM-4-9B and an encoder in plain torch",
     ),
     MediaSpec(
-        "Llama_Nemotron_Nano_VL",
-        "Llama Nemotron Nano VL",
-        "Llama_Nemotron_Nano_VL",
+        "KananaVForConditionalGeneration",
+        "Kanana 1.5 V",
+        "kanana-1.5-v",
         {
-            "llm_config": {"model_type": "llama"},
+            "text_config": {"model_type": "llama"},
             "vision_config": {
+                "depth": 3,
+                "embed_dim": 64,
+                "num_heads": 2,
+                "mlp_ratio": 2,
                 "hidden_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": SIDE,
-                "max_img_size": 2 * SIDE,
-                "patch_size": 14,
             },
-            "force_image_size": SIDE,
-            "projector_hidden_size": 224,
-            "vit_hidden_size": 64,
+            "projector_config": {
+                "pos_emb_size": 36,
+                "encoder_hidden_size": 64,
+                "hidden_size": 48,
+                "output_hidden_size": BASE["hidden_size"],
+                "depth": 1,
+            },
         },
-        processor=llama_nemotron_vl.processor,
-        cases=shown(llama_nemotron_vl.MARK, PICTURES),
-        auto="LlamaNemotronVL",
-        published_config=llama_nemotron_vl.published,
+        processor=kanana.processor,
+        cases=shown(kanana.MARK, PICTURES),
+        published_config=kanana.published,
         options=REMOTE,
-        needs=TORCHVISION,
-        note="compared with RADIO, Llama and what is between them in plain torch",
+        needs=(*TORCHVISION, "timm"),
+        note="compared with Qwen2-VL's encoder, Llama and an abstractor of timm's stages",
+    ),
+    replace(
+        KEYE,
+        name="KeyeForConditionalGeneration",
+        models="Keye-VL",
+        model_type="keye",
+        more=(),
+        without=("video",),
+    ),
+    KEYE,
+    MediaSpec(
+        "Molmo2ForConditionalGeneration",
+        "Molmo 2",
+        "molmo2",
+        {
+            "text_config": {
+                "model_type": "molmo2_text",
+                "vocab_size": molmo.WORDS,
+                "additional_vocab_size": molmo.NEW,
+            },
+            "vit_config": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "image_default_input_size": [molmo.SIDE, molmo.SIDE],
+                "image_num_pos": molmo.PATCHES**2,
+            },
+            "adapter_config": {
+                "vit_layers": [-1, -3],
+                "hidden_size": 64,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 32,
+                "intermediate_size": 112,
+                "text_hidden_size": BASE["hidden_size"],
+            },
+            **molmo.NUMBERS,
+        },
+        processor=molmo.molmo2,
+        cases=shown(f"Image {molmo.IMAGE}", CROPPED),
+        more=beside(molmo.VIDEO, VIDEOS, f"Image {molmo.IMAGE}"),
+        published=molmo.NAMES2,
+        chunk=256,
+        published_config=molmo.published,
+        options=REMOTE,
+        note="compared with Qwen 3 and an encoder in plain torch; tokens of an image or a frame "
+        "see each other, and not those of the next, as transformers has it",
     ),
     MediaSpec(
-        "NemotronParseForConditionalGeneration",
-        "Nemotron Parse",
-        "nemotron_parse",
-        nemotron_parse.CONFIG,
-        processor=nemotron_parse.processor,
-        cases=nemotron_parse.CASES,
-        fixed=True,
-        auto="NemotronParse",
-        published_config=nemotron_parse.published,
+        "MolmoForCausalLM",
+        "Molmo 7B-D",
+        "molmo",
+        {"vocab_size": molmo.WORDS, "sliding_window": None},
+        processor=molmo.molmo,
+        cases=shown("", CROPPED),
+        published=molmo.NAMES,
+        published_config=molmo.published,
         options=REMOTE,
-        needs=TORCHVISION,
-        note="compared with RADIO, the decoder of mBART and what is between them in plain torch, "
-        "with a smaller tower than vLLM has for all of its checkpoints",
-    ),
-    OMNI,
-    NEMOTRON,
-    replace(
-        OMNI,
-        name="NemotronH_Omni_Reasoning_V3",
-        models="Nemotron 3 Omni",
-    ),
-    replace(
-        OMNI,
-        name="NemotronH_Super_Omni_Reasoning_V3",
-        models="Nemotron 3 Super Omni",
-        config={
-            **OMNI.config,
-            "text_config": {**NEMOTRON.config["text_config"], "num_nextn_predict_layers": 1},
-        },
-        note="with the norm that towers have where layers that draft come with the text",
+        note="compared with Qwen 2 and an encoder in plain torch",
     ),
     replace(
         INTERNVL,
@@ -214,5 +268,49 @@ SPECS = (
         padded=nvlm.PADDED,
         chunk=128,
         note="compared with InternVL of transformers with another projector",
+    ),
+    MediaSpec(
+        "Phi4ForCausalLMV",
+        "Phi-4 reasoning vision",
+        "phi4-siglip",
+        {
+            "vocab_size": phi4v.IMAGE_TOKEN + 24,  # the host knows the number of an image's tokens
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_patches": 25,
+                "patch_size": 16,
+            },
+            "mm_hidden_size": 64,
+            "max_num_patches": 36,
+        },
+        processor=phi4v.processor,
+        cases=shown(phi4v.MARK, PICTURES),
+        published=phi4v.NAMES,
+        published_config=phi4v.published,
+        options=REMOTE,
+        note="compared with SigLIP 2 and Phi-3 of transformers",
+    ),
+    replace(BEE, name="RForConditionalGeneration", models="R-4B"),
+    STEP,
+    replace(
+        STEP,
+        name="StepVLForConditionalGeneration",
+        models="Step3-VL 10B",
+        model_type=step.StepVLConfig.model_type,
+        config={**STEP.config, "text_config": {"model_type": "qwen3"}},
+        reference={"model.vision_model.rotary_emb.forward": step.columns_first},
+        note="compared with Qwen 3 and the encoder of Step 3.7, of pieces that the host cuts, with "
+        "patches that turn by column first, as published",
+    ),
+    MediaSpec(
+        "UnlimitedOCRForCausalLM",
+        "Unlimited-OCR",
+        "deepseek_vl_v2",
+        DEEPSEEK,
+        refused="last tokens of its answer alone",
+        published_config=deepseek_ocr.published,
     ),
 )

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import torch
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -44,6 +45,21 @@ class CPUSampler(Sampler):
             sampling_metadata.presence_penalties,
         )
         return logits
+
+    @staticmethod
+    def gather_logprobs(
+        logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor
+    ) -> LogprobsTensors:
+        """The host's, which has an index error where a prompt's token has no logit, as an image's
+        of Molmo; that token cannot be said, so its log-probability is minus infinity."""
+        without = token_ids >= logprobs.shape[-1]
+        if not without.any():
+            return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
+        found = Sampler.gather_logprobs(logprobs, num_logprobs, token_ids.masked_fill(without, 0))
+        found.logprob_token_ids[:, 0] = token_ids
+        found.logprobs[without, 0] = -torch.inf
+        found.selected_token_ranks[without] = logprobs.shape[-1]
+        return found
 
     def sample(
         self,
