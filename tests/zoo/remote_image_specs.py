@@ -23,6 +23,7 @@ from tests.zoo.media import (
     VIDEOS,
     MediaSpec,
     Picture,
+    Shown,
     beside,
     shown,
 )
@@ -30,6 +31,7 @@ from tests.zoo.processors import FIRST, SIDE
 from tests.zoo.renamed_image_specs import INTERN_VIT, INTERNVL, REMOTE, _intern_chat
 from tests.zoo.renamed_specs import CHATGLM
 from tests.zoo.text_specs import SPECS as TEXT_SPECS
+from tests.zoo.tile_specs import SIGLIP
 
 DEEPSEEK = {
     "head_dim": BASE["head_dim"],
@@ -122,6 +124,28 @@ SPECS = (
         needs=(*TORCHVISION, "timm"),
         note="compared with SigLIP and DeepSeek MoE, and what is between them in plain torch, with "
         "fewer layers and smaller tiles than vLLM has for all of its checkpoints",
+    ),
+    MediaSpec(
+        "Eagle2_5_VLForConditionalGeneration",
+        "Eagle 2.5",
+        "eagle_2_5_vl",
+        {
+            "llm_config": {"model_type": "qwen2"},
+            "vision_config": SIGLIP,
+            "force_image_size": SIDE,
+            "max_dynamic_patch": llama_nemotron_vl.TILES,
+        },
+        processor=llama_nemotron_vl.eagle_processor,
+        cases=shown(llama_nemotron_vl.MARK, PICTURES),
+        more=(
+            Shown(("<image-1>", "<image-2>"), "What are these?", PICTURES[1:], "Answer in words."),
+        ),
+        auto="Eagle",
+        published=((r"^vision_model\.", "vision_model.vision_model."),),
+        published_config=llama_nemotron_vl.eagle_published,
+        options=REMOTE,
+        needs=TORCHVISION,
+        note="compared with SigLIP, Qwen 2 and what is between them in plain torch",
     ),
     MediaSpec(
         "GLM4VForCausalLM",
