@@ -59,6 +59,7 @@ from tests.zoo.ling import (  # build looks for them here
     BailingMoeV2_5ForCausalLM,  # noqa: F401
 )
 from tests.zoo.llama_nemotron_vl import (
+    Eagle,  # noqa: F401
     LlamaNemotronVL,  # noqa: F401
     LlamaNemotronVLEmbed,  # noqa: F401
     LlamaNemotronVLForSequenceClassification,  # noqa: F401

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.zoo import (
     image_specs,
     more_renamed_image_specs,
-    nemotron_specs,
+    nvidia_specs,
     remote_image_specs,
     renamed_image_specs,
 )
@@ -19,7 +19,7 @@ SPECS = tuple(
         (
             *image_specs.SPECS,
             *more_renamed_image_specs.SPECS,
-            *nemotron_specs.SPECS,
+            *nvidia_specs.SPECS,
             *remote_image_specs.SPECS,
             *renamed_image_specs.SPECS,
         ),

@@ -1,9 +1,10 @@
-"""Llama Nemotron Nano VL, and its models that embed and rank: a tower, a projector of two by two
-patches, and Llama, in plain torch between them."""
+"""Llama Nemotron Nano VL, its models that embed and rank, and Eagle 2.5: a tower, a projector of
+two by two patches, and a text model, in plain torch between them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from tests.zoo import remote
 from tests.zoo.processors import FIRST, SIDE
 from tests.zoo.remote.llama_nemotron_vl import (
+    EagleConfig,
     LlamaNemotronVLConfig,
     LlamaNemotronVLEmbedConfig,
     Tower,
@@ -80,25 +82,34 @@ class LlamaNemotronVL(Seeing):
         return self.vision_model(pixels).features
 
 
-class LlamaNemotronVLEmbed(Seeing):
-    """Tokens see what comes after them, too."""
+class Eagle(Seeing):
+    """SigLIP's tower before a text model of the class ``text``."""
 
-    config_class = LlamaNemotronVLEmbedConfig
+    config_class = EagleConfig
+    text = AutoModelForCausalLM
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.vision_model = SiglipVisionModel._from_config(config.vision_config)
         self._add_eyes(config, config.llm_config.hidden_size)
-        self.language_model = AutoModel.from_config(config.llm_config)
+        self.language_model = self.text.from_config(config.llm_config)
         self.post_init()
 
     def forward(
         self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **_: Any
     ) -> Any:
-        return self.language_model(inputs_embeds=self._states(input_ids, pixel_values))
+        states = self._states(input_ids, pixel_values)
+        return self.language_model(inputs_embeds=states, use_cache=False)
 
     def _patches(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.vision_model(pixels).last_hidden_state
+
+
+class LlamaNemotronVLEmbed(Eagle):
+    """Tokens see what comes after them, too."""
+
+    config_class = LlamaNemotronVLEmbedConfig
+    text = AutoModel
 
 
 class LlamaNemotronVLForSequenceClassification(PreTrainedModel):
@@ -119,7 +130,7 @@ class LlamaNemotronVLForSequenceClassification(PreTrainedModel):
         return SequenceClassifierOutput(logits=self.score.float()(states))
 
 
-for config in (LlamaNemotronVLConfig, LlamaNemotronVLEmbedConfig):
+for config in (LlamaNemotronVLConfig, LlamaNemotronVLEmbedConfig, EagleConfig):
     AutoConfig.register(config.model_type, config)
 
 
@@ -128,12 +139,16 @@ class Processor:
     tokenizer: Any
     seen: str  # what stands for one token of an image
     normalized: Callable[[torch.Tensor], torch.Tensor]
+    name: str = ""  # of an image, by its number
 
     def __call__(self, text: str, images: Any = (), **_: Any) -> dict[str, Any]:
         """A text with as many marks as its images have tokens, and the pixels of their tiles."""
         tiles = [_tiles(image) for image in images]
-        begin, *rest = text.split(MARK)
-        words = ["<img>" + self.seen * TOKENS * len(some) + "</img>" for some in tiles]
+        begin, *rest = re.split("<image(?:-[0-9])?>", text)
+        words = [
+            self.name.format(number) + "<img>" + self.seen * TOKENS * len(some) + "</img>"
+            for number, some in enumerate(tiles, 1)
+        ]
         text = begin + "".join(map("".join, zip(words, rest, strict=True)))
         made = dict(self.tokenizer(text, return_tensors="pt"))
         if tiles:
@@ -186,15 +201,27 @@ def processor(folder: Path) -> Processor:
     return Processor(tokenizer, MARK, lambda pixels: pixels)
 
 
-def embed_processor(folder: Path) -> Processor:
+def embed_processor(folder: Path, name: str = "") -> Processor:
     tokenizer = write_tokenizer(folder, [SEEN, "<img>", "</img>"])
-    return Processor(tokenizer, SEEN, lambda pixels: pixels * 2 - 1)
+    return Processor(tokenizer, SEEN, lambda pixels: pixels * 2 - 1, name)
+
+
+def eagle_processor(folder: Path) -> Processor:
+    remote.put(CODE, folder)
+    return embed_processor(folder, "<image {}>")
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
     """With the class that comes with the checkpoint."""
-    code = {"AutoConfig": f"{CODE}.LlamaNemotronVLConfig"}
-    return {**_with_text("LlamaForCausalLM", config), "auto_map": code}
+    return _with_code("LlamaNemotronVLConfig", _with_text("LlamaForCausalLM", config))
+
+
+def eagle_published(config: dict[str, Any]) -> dict[str, Any]:
+    return _with_code("EagleConfig", _with_text("Qwen2ForCausalLM", config))
+
+
+def _with_code(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "auto_map": {"AutoConfig": f"{CODE}.{name}"}}
 
 
 def embed_published(config: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def of_tiles(_: Any) -> Any:
 
 def _normed(model: Any, states: torch.Tensor) -> torch.Tensor:
     """Where the text has layers that draft."""
-    norm = model.vision_final_layernorm
+    norm = getattr(model, "vision_final_layernorm", None)  # none before 0.32
     return states if norm is None else norm(states)
 
 

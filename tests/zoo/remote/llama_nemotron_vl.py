@@ -1,4 +1,4 @@
-"""Llama Nemotron Nano VL's configs, its tower and the settings of its tiles."""
+"""Configs of Llama Nemotron Nano VL and Eagle 2.5, a tower and the settings of its tiles."""
 
 from typing import Any
 
@@ -59,6 +59,14 @@ class LlamaNemotronVLEmbedConfig(LlamaNemotronVLConfig):
     tower = SiglipVisionConfig
     max_dynamic_patch: int = 6
     pooling: str = "avg"
+
+
+class EagleConfig(LlamaNemotronVLEmbedConfig):
+    model_type = "eagle_2_5_vl"
+    min_dynamic_patch: int = 1
+    dynamic_image_size: bool = True
+    use_thumbnail: bool = True
+    select_layer: int = -1
 
 
 class Tiles(ImageProcessingMixin):

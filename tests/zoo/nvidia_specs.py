@@ -1,14 +1,15 @@
-"""Nemotron's architectures with images, sorted by name, whose code comes with their checkpoints."""
+"""NVIDIA's architectures with images whose code comes with their checkpoints, sorted by name."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tests.zoo import llama_nemotron_vl, nemotron_parse, nemotron_vl
-from tests.zoo.media import PICTURES, SOUNDS, TORCHVISION, VIDEOS, MediaSpec, beside, shown
+from tests.zoo.media import PICTURES, SOUNDS, TORCHVISION, VIDEOS, MediaSpec, Shown, beside, shown
 from tests.zoo.processors import SIDE
 from tests.zoo.renamed_image_specs import REMOTE
 from tests.zoo.text_specs import SPECS as TEXT_SPECS
+from tests.zoo.tile_specs import SIGLIP
 
 NEMOTRON_H = next(spec for spec in TEXT_SPECS if spec.name == "NemotronHForCausalLM")
 NEMOTRON = MediaSpec(
@@ -50,6 +51,28 @@ OMNI = replace(
     published_config=nemotron_vl.published_of_shapes,
 )
 SPECS = (
+    MediaSpec(
+        "Eagle2_5_VLForConditionalGeneration",
+        "Eagle 2.5",
+        "eagle_2_5_vl",
+        {
+            "llm_config": {"model_type": "qwen2"},
+            "vision_config": SIGLIP,
+            "force_image_size": SIDE,
+            "max_dynamic_patch": llama_nemotron_vl.TILES,
+        },
+        processor=llama_nemotron_vl.eagle_processor,
+        cases=shown(llama_nemotron_vl.MARK, PICTURES),
+        more=(
+            Shown(("<image-1>", "<image-2>"), "What are these?", PICTURES[1:], "Answer in words."),
+        ),
+        auto="Eagle",
+        published=((r"^vision_model\.", "vision_model.vision_model."),),
+        published_config=llama_nemotron_vl.eagle_published,
+        options=REMOTE,
+        needs=TORCHVISION,
+        note="compared with SigLIP, Qwen 2 and what is between them in plain torch",
+    ),
     MediaSpec(
         "Llama_Nemotron_Nano_VL",
         "Llama Nemotron Nano VL",
