@@ -92,7 +92,10 @@ from tests.zoo.rebuilt import (
     Plamo3ForCausalLM,  # noqa: F401
     SolarForCausalLM,  # noqa: F401
 )
-from tests.zoo.step import StepVLForConditionalGeneration  # noqa: F401
+from tests.zoo.step import (
+    Step3VLForConditionalGeneration,  # noqa: F401
+    StepVLForConditionalGeneration,  # noqa: F401
+)
 from tests.zoo.tokens import ANSWERS, SPECIAL
 from tests.zoo.ultravox import UltravoxModel  # noqa: F401
 
