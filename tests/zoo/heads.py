@@ -62,6 +62,7 @@ from tests.zoo.llava_like import (
     BeeForConditionalGeneration,  # noqa: F401
     RForConditionalGeneration,  # noqa: F401
 )
+from tests.zoo.llava_onevision2 import LlavaOnevision2ForConditionalGeneration  # noqa: F401
 from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (
     NemotronHPuzzleForCausalLM,  # noqa: F401
