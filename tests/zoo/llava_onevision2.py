@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.zoo.remote.llava_onevision2_config import LlavaOnevision2Config
 from tests.zoo.remote.processing_llava_onevision2 import MARK, LlavaOnevision2Processor
 from tests.zoo.tokens import write_tokenizer
 
+IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 SHARES = (4, 6, 6)  # sixteenths of a head's channels that turn by time, line and column
 
 
@@ -128,7 +131,28 @@ def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
 AutoConfig.register(LlavaOnevision2Config.model_type, LlavaOnevision2Config)
 
 
-def processor(folder: Path) -> Any:
+@dataclass(frozen=True)
+class Processor:
+    """A video is an even number of images, each behind its time.  It comes after images."""
+
+    processor: Any
+
+    def __call__(
+        self, text: str, images: Any = (), videos: Any = (), video_metadata: Any = (), **_: Any
+    ) -> dict[str, Any]:
+        from PIL import Image
+
+        pictures = [*images]
+        for video, said in zip(videos, video_metadata, strict=True):
+            frames = list(zip(video, said["frames_indices"], strict=True))
+            frames += frames[-1:] * (len(frames) % 2)
+            pictures += [Image.fromarray(frame) for frame, _ in frames]
+            times = [f"<{number / said['fps']:.1f} seconds>" for _, number in frames]
+            text = text.replace(VIDEO, "".join(time + IMAGE for time in times), 1)
+        return dict(self.processor(text, pictures))
+
+
+def processor(folder: Path) -> Processor:
     extra = (MARK, "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     tokenizer = write_tokenizer(folder, extra)
     images = Qwen2VLImageProcessor(temporal_patch_size=1, size=four_to(16, 14))
@@ -136,7 +160,7 @@ def processor(folder: Path) -> Any:
     for part in ("processing", "video_processing"):
         remote.put(f"{part}_llava_onevision2", folder)
     remote.put("llava_onevision2_config", folder)
-    return LlavaOnevision2Processor(images, tokenizer)
+    return Processor(LlavaOnevision2Processor(images, tokenizer))
 
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
