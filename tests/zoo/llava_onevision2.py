@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import gelu, scaled_dot_product_attention
-from transformers import AutoConfig, PreTrainedModel, Qwen2VLImageProcessor, Qwen3Model
+from transformers import AutoConfig, PreTrainedModel, Qwen3Model
 from transformers.modeling_outputs import CausalLMOutput
 
 from tests.zoo import remote
@@ -153,6 +153,8 @@ class Processor:
 
 
 def processor(folder: Path) -> Processor:
+    from transformers import Qwen2VLImageProcessor
+
     extra = (MARK, "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     tokenizer = write_tokenizer(folder, extra)
     images = Qwen2VLImageProcessor(temporal_patch_size=1, size=four_to(16, 14))
