@@ -115,3 +115,15 @@ def test_a_requests_generator_decides_its_draw(seeded: torch.Generator) -> None:
     first, second, other = draw(1), draw(1), draw(2)
     assert first[3] == second[3] != other[3]
     assert not torch.equal(first, second), "other requests draw anew"
+
+
+def test_a_token_without_a_logit_has_no_probability(seeded: torch.Generator) -> None:
+    logprobs = torch.randn(3, VOCABULARY, generator=seeded).log_softmax(-1)
+    tokens = torch.tensor([5, VOCABULARY + 2, 7])  # an image's among a prompt's
+    got = CPUSampler.gather_logprobs(logprobs, 2, tokens)
+    expected = CPUSampler.gather_logprobs(logprobs[[0, 2]], 2, tokens[[0, 2]])
+    assert got.logprob_token_ids[:, 0].tolist() == tokens.tolist()
+    for ours, theirs in zip(got[:3], expected[:3], strict=True):
+        assert torch.equal(ours[[0, 2]], theirs)
+    assert got.logprobs[1, 0] == float("-inf")
+    assert got.logprobs[1, 1:].isfinite().all()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from vllm.multimodal.inputs import PlaceholderRange
 
 from cpu_backend.attention import whole_prompts
 from cpu_backend.attention.spans import Pieces, cut, whole
 from cpu_backend.errors import ConfigError
+from cpu_backend.host import whole_images
 
 
 def pieces(
@@ -61,3 +64,25 @@ def test_other_models_that_read_prompts_in_both_directions_are_refused() -> None
     whole_prompts.check(model, SimpleNamespace(non_causal=False))
     config.model_type = "hrm_text"
     whole_prompts.check(model, layer)
+
+
+def test_a_video_is_cut_between_its_frames() -> None:
+    """Where a step has room for a frame and not for all of them: the host alone would wait."""
+    is_embed = torch.tensor([False, True, True, False, True, True])
+    place = PlaceholderRange(offset=2, length=6, is_embed=is_embed)
+    request = SimpleNamespace(mm_features=[SimpleNamespace(mm_position=place)])
+    config = SimpleNamespace(disable_chunked_mm_input=True)
+
+    def host(scheduler: Any, _: Any, computed: int, new: int) -> tuple[Any, int]:
+        waits = scheduler.scheduler_config.disable_chunked_mm_input and computed + new < 8
+        return [], 0 if waits else new
+
+    hf_config = SimpleNamespace(model_type="molmo2")
+    model = SimpleNamespace(is_mm_prefix_lm=True, hf_config=hf_config)
+    scheduler = SimpleNamespace(
+        scheduler_config=config, vllm_config=SimpleNamespace(model_config=model)
+    )
+    schedule = whole_images.schedule(host)
+    assert schedule(scheduler, request, 0, 7)[1] == 6  # the second frame begins there
+    assert schedule(scheduler, request, 6, 7)[1] == 7
+    assert config.disable_chunked_mm_input

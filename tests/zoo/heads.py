@@ -68,6 +68,7 @@ from tests.zoo.llava_like import (
     BeeForConditionalGeneration,  # noqa: F401
     RForConditionalGeneration,  # noqa: F401
 )
+from tests.zoo.llava_onevision2 import LlavaOnevision2ForConditionalGeneration  # noqa: F401
 from tests.zoo.minicpm import MiniCPMO, MiniCPMV  # noqa: F401
 from tests.zoo.mixtures import (
     NemotronHPuzzleForCausalLM,  # noqa: F401
@@ -101,7 +102,10 @@ from tests.zoo.rebuilt import (
     Plamo3ForCausalLM,  # noqa: F401
     SolarForCausalLM,  # noqa: F401
 )
-from tests.zoo.step import StepVLForConditionalGeneration  # noqa: F401
+from tests.zoo.step import (
+    Step3VLForConditionalGeneration,  # noqa: F401
+    StepVLForConditionalGeneration,  # noqa: F401
+)
 from tests.zoo.tokens import ANSWERS, SPECIAL
 from tests.zoo.ultravox import UltravoxModel  # noqa: F401
 from tests.zoo.voxtral_realtime import VoxtralRealtimeGeneration  # noqa: F401

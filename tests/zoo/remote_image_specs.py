@@ -12,6 +12,7 @@ from tests.zoo import (
     glm4v,
     kanana,
     keye,
+    llava_onevision2,
     molmo,
     nvlm,
     phi4v,
@@ -36,6 +37,7 @@ DEEPSEEK = {
 }
 # One in a whole and a crop, one in three beside each other, one in two by two.
 CROPPED = (PICTURES[0], Picture(200, 100, 2), PICTURES[2])
+STEP3_TEXT = next(s for s in MIXTURES if s.name == "Step3TextForCausalLM")
 STEP_TEXT = next(s for s in MIXTURES if s.name == "Step3p5ForCausalLM")
 STEP = MediaSpec(
     "Step3p7ForConditionalGeneration",
@@ -195,6 +197,29 @@ SPECS = (
     ),
     KEYE,
     MediaSpec(
+        "LlavaOnevision2ForConditionalGeneration",
+        "LLaVA-OneVision 2",
+        "llava_onevision2",
+        {
+            "text_config": {"model_type": "qwen3"},
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+            },
+            "image_token_id": FIRST,
+            "video_token_id": FIRST + 1,
+        },
+        processor=llava_onevision2.processor,
+        cases=shown(llava_onevision2.IMAGE, PICTURES),
+        more=beside(llava_onevision2.VIDEO, VIDEOS, llava_onevision2.IMAGE),
+        published_config=llava_onevision2.published,
+        options=REMOTE,
+        needs=TORCHVISION,
+        note="compared with Qwen 3 and an encoder in plain torch",
+    ),
+    MediaSpec(
         "Molmo2ForConditionalGeneration",
         "Molmo 2",
         "molmo2",
@@ -229,7 +254,7 @@ SPECS = (
         cases=shown(f"Image {molmo.IMAGE}", CROPPED),
         more=beside(molmo.VIDEO, VIDEOS, f"Image {molmo.IMAGE}"),
         published=molmo.NAMES2,
-        chunk=256,
+        chunk=96,  # less than a video with the times of its frames
         published_config=molmo.published,
         options=REMOTE,
         note="compared with Qwen 3 and an encoder in plain torch; tokens of an image or a frame "
@@ -294,6 +319,32 @@ SPECS = (
         note="compared with SigLIP 2 and Phi-3 of transformers",
     ),
     replace(BEE, name="RForConditionalGeneration", models="R-4B"),
+    replace(
+        STEP,
+        name="Step3VLForConditionalGeneration",
+        models="Step 3 with images",
+        model_type=step.Step3VLConfig.model_type,
+        config={
+            **STEP3_TEXT.config,
+            "eyes": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "output_hidden_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 728,
+                "patch_size": 14,
+                "layer_norm_eps": 1e-5,
+            },
+            "image_token_id": FIRST,
+        },
+        published=STEP3_TEXT.published,
+        published_config=step.published_step3,
+        reference={},
+        options={"max_model_len": 1024},
+        note="compared with GLM-4.5, with queries by way of a latent and another router, and an "
+        "encoder in plain torch, of pieces that the host cuts",
+    ),
     STEP,
     replace(
         STEP,

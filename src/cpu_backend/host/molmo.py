@@ -3,7 +3,7 @@
 What: what the encoder makes of a patch is added to the embedding of the token that stands for it.
 Why: the host puts it in that one's place.  Published code adds it (github.com/allenai/molmo2,
     issue 17), and the embedding of that token was trained.
-Since: 0.32
+Since: 0.30
 Until: it adds it.
 """
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, BatchFeature, PaddleOCRVLImageProcessor
+from transformers import AutoTokenizer, BatchFeature
 from transformers.processing_utils import ProcessorMixin
 
 TOKEN = 28  # pixels of a token's side, two patches of 14
@@ -16,6 +16,8 @@ class KeyeProcessor(ProcessorMixin):
     fast_start, fast_end = "<|fast_start|>", "<|fast_end|>"
 
     def __init__(self, tokenizer: Any) -> None:
+        from transformers import PaddleOCRVLImageProcessor
+
         self.tokenizer = tokenizer
         self.chat_template = None
         self.cut = PaddleOCRVLImageProcessor(size={"shortest_edge": LEAST, "longest_edge": MOST})
