@@ -222,6 +222,7 @@ RIGHT_SINCE = {
     "Exaone4_5_ForConditionalGeneration": "0.31",
     "K2HorizonForCausalLM": "0.31",
     "MistralLarge3ForCausalLM": "0.31",
+    "NemotronH_Super_Omni_Reasoning_V3": "0.32",
     "Param2MoEForCausalLM": "0.31",
     "Qwen3OmniMoeForConditionalGeneration": "0.32",
 }
