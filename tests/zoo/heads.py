@@ -76,6 +76,7 @@ from tests.zoo.mixtures import (
 from tests.zoo.molmo import Molmo2ForConditionalGeneration, MolmoForCausalLM  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
+from tests.zoo.pangu_vl import OpenPanguVLForConditionalGeneration  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
 from tests.zoo.phi4v import Phi4ForCausalLMV  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
