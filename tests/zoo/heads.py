@@ -49,6 +49,7 @@ from tests.zoo.dory import DoryForCausalLM  # noqa: F401
 from tests.zoo.dots import DotsOCRForCausalLM  # noqa: F401
 from tests.zoo.glm4v import GLM4VForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
+from tests.zoo.isaac import IsaacForConditionalGeneration  # noqa: F401
 from tests.zoo.kanana import KananaVForConditionalGeneration  # noqa: F401
 from tests.zoo.keye import (
     KeyeForConditionalGeneration,  # noqa: F401

@@ -10,6 +10,7 @@ from tests.zoo import (
     deepseek_ocr2,
     deepseek_vl2,
     glm4v,
+    isaac,
     kanana,
     keye,
     llava_onevision2,
@@ -159,6 +160,35 @@ SPECS = (
         published_config=glm4v.published,
         needs=TORCHVISION,
         note="compared with GLM-4-9B and an encoder in plain torch",
+    ),
+    MediaSpec(
+        "IsaacForConditionalGeneration",
+        "Isaac",
+        "isaac",
+        {
+            # The sections are not said, the other word is passed over.
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_interleaved": True,
+            },
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 112,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_patches": 25,
+                "patch_size": 16,
+                "pixel_shuffle_scale_factor": 2,
+            },
+            "vision_max_num_patches": 512,
+            "image_token_id": FIRST,
+        },
+        processor=isaac.processor,
+        cases=shown(isaac.MARK, PICTURES),
+        chunk=128,
+        options={"max_model_len": 1024},
+        note="compared with SigLIP 2 and Qwen 3, of patches that the host cuts",
     ),
     MediaSpec(
         "KananaVForConditionalGeneration",

@@ -2,10 +2,10 @@
 
 What: its check of the kernel of attention finds the one that it asks for; numbers of an image's
     pixels have the dtype of its weights.
-Why: the host ends with "Pangu-VL does not support TORCH_SDPA backend now", though its layers of
-    attention are the ones that all encoders have; and it makes the numbers in bf16 whatever the
-    dtype is, so that the first product ends the engine.
-Since: 0.32
+Why: the host ends with "Pangu-VL does not support AttentionBackendEnum.TORCH_SDPA backend now",
+    though its layers of attention are the ones that all encoders have; and it makes the numbers in
+    bf16 whatever the dtype is, so that the first product ends the engine.
+Since: 0.30
 Until: it does neither.
 """
 
