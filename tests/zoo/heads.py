@@ -49,6 +49,7 @@ from tests.zoo.dory import DoryForCausalLM  # noqa: F401
 from tests.zoo.dots import DotsOCRForCausalLM  # noqa: F401
 from tests.zoo.glm4v import GLM4VForCausalLM  # noqa: F401
 from tests.zoo.horizon import K2HorizonForCausalLM  # noqa: F401
+from tests.zoo.isaac import IsaacForConditionalGeneration  # noqa: F401
 from tests.zoo.kanana import KananaVForConditionalGeneration  # noqa: F401
 from tests.zoo.keye import (
     KeyeForConditionalGeneration,  # noqa: F401
@@ -85,6 +86,7 @@ from tests.zoo.nemotron_parse import NemotronParse  # noqa: F401
 from tests.zoo.nemotron_vl import NemotronVL  # noqa: F401
 from tests.zoo.nvlm import NVLMForConditionalGeneration  # noqa: F401
 from tests.zoo.ovis2_5 import Ovis2_5  # noqa: F401
+from tests.zoo.pangu_vl import OpenPanguVLForConditionalGeneration  # noqa: F401
 from tests.zoo.phi3v import Phi3VForCausalLM  # noqa: F401
 from tests.zoo.phi4v import Phi4ForCausalLMV  # noqa: F401
 from tests.zoo.pooling_specs import DOCUMENT, QUERY
