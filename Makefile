@@ -195,7 +195,8 @@ $(STAMPS)/torchao: $(STAMPS)/venv
 
 image-models-test: $(STAMPS)/plugin $(STAMPS)/test $(STAMPS)/torchvision  ## compare all models of images with transformers
 	@ZOO=all HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONPATH="$(TORCHVISION)" LD_LIBRARY_PATH="$(TORCHVISION)/torchvision" $(REPORT) run "models of images" \
-		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py tests/zoo/test_checkpoints.py tests/zoo/test_gguf_pictures.py
+		$(BIN)/python -m pytest -n 2 --dist load tests/zoo/test_images.py tests/zoo/test_checkpoints.py tests/zoo/test_gguf_pictures.py \
+		tests/features/test_realtime_segments.py
 
 TORCH_FOLDER = $(shell $(BIN)/python -c "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)")
 # $(call kernel_tests,preset,needed tools)

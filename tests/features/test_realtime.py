@@ -3,9 +3,6 @@ behind the host's endpoint for that, against transformers."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,14 +12,12 @@ import openai
 import pytest
 import torch
 from mistral_common.tokens.tokenizers.audio import OFFLINE_STREAMING_BUFFER_TOKENS
-from safetensors.torch import load_file, save_file
 
 from tests.e2e.server import Server
+from tests.features.realtime import append, as_read, as_sent, ask, session, write_letters_alone
 from tests.features.test_transcription import recording
 from tests.zoo import audio_specs, build, mistral
 from tests.zoo.media import RATE, Sound
-
-websockets = pytest.importorskip("websockets.sync.client")
 
 SPEC = next(spec for spec in audio_specs.SPECS if spec.models == "Voxtral Realtime")
 SOUNDS = (Sound(30000, 1), Sound(48000, 2), Sound(100000, 3))
@@ -43,7 +38,7 @@ def transcribe(folder: Path) -> Callable[[Any], str]:
     host cuts them."""
     spectrum = SPEC.processor(folder)
     model: Any = build.build(SPEC, folder)
-    _write_letters_alone(model, folder)
+    write_letters_alone(model, folder, EMBEDDING, LETTERS)
 
     def hear(samples: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """States before the encoder's layers, of the tokens of these samples."""
@@ -70,17 +65,6 @@ def transcribe(folder: Path) -> Callable[[Any], str]:
     return compute
 
 
-def _write_letters_alone(model: Any, folder: Path) -> None:
-    """Have the checkpoint and the model answer in small letters: of tokens that are no text a
-    client sees nothing."""
-    weight = model.get_input_embeddings().weight
-    kept = torch.zeros_like(weight)
-    kept[LETTERS] = weight.detach()[LETTERS]
-    weight.data.copy_(kept)
-    path = folder / "model.safetensors"
-    save_file({**load_file(path), EMBEDDING: kept}, path, {"format": "pt"})
-
-
 @pytest.fixture(scope="module")
 def server(
     folder: Path, transcribe: object, tmp_path_factory: pytest.TempPathFactory
@@ -90,53 +74,10 @@ def server(
         yield running
 
 
-@contextlib.contextmanager
-def session(server: Server) -> Iterator[Any]:
-    """``send(type, ...)`` and ``receive()`` of one that waits for a sound."""
-    with websockets.connect(f"ws://127.0.0.1:{server.port}/v1/realtime") as socket:
-
-        def send(kind: str, **rest: Any) -> None:
-            socket.send(json.dumps({"type": kind, **rest}))
-
-        def receive() -> dict[str, Any]:
-            message: dict[str, Any] = json.loads(socket.recv(timeout=60))
-            return message
-
-        assert receive()["type"] == "session.created"
-        send("session.update", model=server.model)
-        send("input_audio_buffer.commit")
-        yield send, receive
-
-
-def as_sent(samples: Any) -> Any:
-    return (samples.clip(-1, 1) * 32767).astype("<i2")
-
-
-def append(send: Callable[..., None], samples: Any) -> None:
-    audio = base64.b64encode(samples.tobytes()).decode()
-    send("input_audio_buffer.append", audio=audio)
-
-
-def ask(server: Server, samples: Any, parts: int = 7) -> str:
-    """The text of a whole session; of its events those that come one by one say the same."""
-    texts = []
-    with session(server) as (send, receive):
-        for part in range(parts):
-            append(send, samples[len(samples) * part // parts : len(samples) * (part + 1) // parts])
-        send("input_audio_buffer.commit", final=True)
-        while (event := receive())["type"] == "transcription.delta":
-            texts.append(event["delta"])
-    assert event["type"] == "transcription.done", event
-    assert "".join(texts) == event["text"]
-    assert event["usage"]["completion_tokens"] == len(texts)
-    text: str = event["text"]
-    return text
-
-
 def test_text_is_that_of_transformers(server: Server, transcribe: Callable[[Any], str]) -> None:
     """One session after the other, in more parts or fewer, then all at once."""
     sent = [as_sent(sound.make()) for sound in SOUNDS]
-    expected = [transcribe((samples / 32768).astype("float32")) for samples in sent]
+    expected = [transcribe(as_read(samples)) for samples in sent]
     assert len(set("".join(expected))) > 2
     assert [ask(server, samples) for samples in sent] == expected
     assert ask(server, sent[0], parts=40) == expected[0]
@@ -156,7 +97,7 @@ def test_who_leaves_disturbs_nobody(server: Server, transcribe: Callable[[Any], 
         with session(server) as (send, receive):
             append(send, sent)
             receive()
-    assert ask(server, sent) == transcribe((sent / 32768).astype("float32"))
+    assert ask(server, sent) == transcribe(as_read(sent))
 
 
 def test_others_go_on_behind_the_end_of_a_sound(server: Server) -> None:

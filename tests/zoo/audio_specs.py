@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.zoo import audio_processors, mistral, moss, processors, ultravox
-from tests.zoo.media import SOUNDS, Heard, MediaSpec, Sound, heard, shown, spoken, streamed
+from tests.zoo.media import (
+    SOUNDS,
+    TORCHVISION,
+    Heard,
+    MediaSpec,
+    Sound,
+    heard,
+    shown,
+    spoken,
+    streamed,
+)
 from tests.zoo.processors import FIRST
 from tests.zoo.remote.ultravox_processor import CONTEXT, MARK
 
@@ -94,6 +104,30 @@ COHERE = {
     "max_audio_clip_s": 3,
     "overlap_chunk_second": 1,
 }
+QWEN3_HEARS: dict[str, Any] = {
+    "text_config": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "audio_config": {
+        **ENCODER,
+        "model_type": "qwen3_asr_encoder",
+        "output_dim": 192,
+        "downsample_hidden_size": 24,
+        "initializer_range": 0.1,
+        "n_window_infer": 200,  # two seconds, which a sound may be longer than
+    },
+    "audio_token_id": FIRST,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,  # of convolutions: smaller, sounds would hardly matter
+}
+QWEN3_ASR = MediaSpec(
+    "Qwen3ASRForConditionalGeneration",
+    "Qwen3-ASR",
+    "qwen3_asr",
+    QWEN3_HEARS,
+    processor=processors.qwen3_asr,
+    # Its processor takes no text without a sound.
+    cases=shown("<|audio_start|><|audio_pad|><|audio_end|>", SOUNDS, at_once=1)[:-1],
+    needs=TORCHVISION,
+)
 # transformers 5 writes a level too many.
 LEVEL = ((r"\.model\.model\.", ".model."),)
 
@@ -223,27 +257,13 @@ SPECS = (
         cases=shown("Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>", SOUNDS),
         published=LEVEL,
     ),
-    MediaSpec(
-        "Qwen3ASRForConditionalGeneration",
-        "Qwen3-ASR",
-        "qwen3_asr",
-        {
-            "text_config": {"model_type": "qwen3", "tie_word_embeddings": True},
-            "audio_config": {
-                **ENCODER,
-                "model_type": "qwen3_asr_encoder",
-                "output_dim": 192,
-                "downsample_hidden_size": 24,
-                "initializer_range": 0.1,
-                "n_window_infer": 200,  # two seconds, which a sound may be longer than
-            },
-            "audio_token_id": FIRST,
-            "tie_word_embeddings": True,
-            "initializer_range": 0.1,  # of convolutions: smaller, sounds would hardly matter
-        },
-        processor=processors.qwen3_asr,
-        # Its processor takes no text without a sound.
-        cases=shown("<|audio_start|><|audio_pad|><|audio_end|>", SOUNDS, at_once=1)[:-1],
+    QWEN3_ASR,
+    replace(
+        QWEN3_ASR,
+        name="Qwen3ASRRealtimeGeneration",
+        models="Qwen3-ASR over a websocket",
+        auto="Qwen3ASRForConditionalGeneration",
+        note="compared with Qwen3-ASR, which computes the same",
     ),
     MediaSpec(
         "UltravoxModel",
