@@ -38,7 +38,7 @@ TOKENS = 4  # of a tile
 
 
 class Seeing(PreTrainedModel):
-    """What sees, and the states in which its tokens lie among those of a text."""
+    """A text model whose tokens of an image have the states that a tower makes of it."""
 
     def _add_eyes(self, config: Any, wide: int) -> None:
         merged = config.vision_config.hidden_size * MERGED**2
@@ -48,6 +48,12 @@ class Seeing(PreTrainedModel):
             torch.nn.GELU(),
             torch.nn.Linear(wide, config.llm_config.hidden_size),
         )
+
+    def forward(
+        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **_: Any
+    ) -> Any:
+        states = self._states(input_ids, pixel_values)
+        return self.language_model(inputs_embeds=states, use_cache=False)
 
     def _states(self, ids: torch.Tensor, pixels: torch.Tensor | None) -> torch.Tensor:
         """``ids`` [1, n], ``pixels`` [tiles, 3, side, side]; [1, n, hidden]."""
@@ -72,12 +78,6 @@ class LlamaNemotronVL(Seeing):
         self.language_model = AutoModelForCausalLM.from_config(config.llm_config)
         self.post_init()
 
-    def forward(
-        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **_: Any
-    ) -> Any:
-        states = self._states(input_ids, pixel_values)
-        return self.language_model(inputs_embeds=states, use_cache=False)
-
     def _patches(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.vision_model(pixels).features
 
@@ -94,12 +94,6 @@ class Eagle(Seeing):
         self._add_eyes(config, config.llm_config.hidden_size)
         self.language_model = self.text.from_config(config.llm_config)
         self.post_init()
-
-    def forward(
-        self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None, **_: Any
-    ) -> Any:
-        states = self._states(input_ids, pixel_values)
-        return self.language_model(inputs_embeds=states, use_cache=False)
 
     def _patches(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.vision_model(pixels).last_hidden_state
