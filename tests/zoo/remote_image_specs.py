@@ -381,6 +381,7 @@ SPECS = (
         published=phi4v.NAMES,
         published_config=phi4v.published,
         options=REMOTE,
+        needs=TORCHVISION,
         note="compared with SigLIP 2 and Phi-3 of transformers",
     ),
     replace(BEE, name="RForConditionalGeneration", models="R-4B"),
