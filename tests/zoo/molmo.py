@@ -330,7 +330,7 @@ class Molmo2ForConditionalGeneration(Molmo):
 
 
 for config in (MolmoConfig, Molmo2TextConfig, Molmo2Config):
-    AutoConfig.register(config.model_type, config)
+    AutoConfig.register(config.model_type, config, exist_ok=True)  # newer releases have some
 
 
 @dataclass(frozen=True)
