@@ -63,6 +63,8 @@ NOT_ON_CPUS = {
     "vLLM has for its V2 model runner alone",
     "LongcatFlashNgramForCausalLM": "embeds n-grams of tokens by a kernel that this vLLM has for "
     "GPUs alone",
+    "MoonshotKimiaForCausalLM": "hears one sound in a step and passes over those of other requests "
+    "in this vLLM",
     "Phi4MMForCausalLM": "lets an image's patches see what fills it up in this vLLM",
     "Rnj1ForCausalLM": "attends within chunks and to the one before, which this vLLM has for GPUs "
     "alone",

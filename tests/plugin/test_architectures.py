@@ -35,6 +35,13 @@ def test_classes_for_gpus_are_refused_before_they_are_imported() -> None:
         assert inspect(name, Model()) == "imported"
 
 
+@pytest.mark.parametrize("name", architectures.NOT_ON_CPUS)
+def test_a_class_that_the_host_has_and_cannot_compute_rightly_is_refused(name: str) -> None:
+    assert name in _VLLM_MODELS
+    with pytest.raises(ConfigError, match=rf"^{name} .*: choose another model\.$"):
+        architectures.check(SimpleNamespace(architecture=name))
+
+
 def test_ling_2_5_is_not_read_as_ling_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures.only_with, "check", lambda model: None)
     for module, refused in (

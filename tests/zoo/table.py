@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from cpu_backend.architectures import NOT_ON_CPUS
 from cpu_backend.host import model_classes
 from cpu_backend.only_with import LIMITS
 from tests.zoo import kinds
@@ -109,11 +110,14 @@ def _absent(names: set[str]) -> Iterator[str]:
     import transformers
 
     for_gpus = set(filter(model_classes.is_for_gpus, names))
-    known = (names - for_gpus).intersection(dir(transformers))
+    wrong = names & NOT_ON_CPUS.keys()
+    names = names - for_gpus - wrong
+    known = names.intersection(dir(transformers))
     for some, words in (
         (for_gpus, "Refused by name, too, because vLLM has them for GPUs alone"),
+        (wrong, "Refused by name, too, because vLLM would answer wrongly"),
         (known, f"{NOT_COMPARED}, though `transformers` has such a class"),
-        (names - for_gpus - known, f"{NOT_COMPARED}, and `transformers` has no class of that name"),
+        (names - known, f"{NOT_COMPARED}, and `transformers` has no class of that name"),
     ):
         if some:
             yield f"{words}: {', '.join(f'`{name}`' for name in sorted(some))}.\n"
