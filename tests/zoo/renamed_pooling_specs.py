@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tests.zoo import llama_nemotron_vl, pooling_processors
+from tests.zoo.audio_specs import QWEN3_ASR, QWEN3_HEARS
 from tests.zoo.media import PICTURES, TORCHVISION, shown
 from tests.zoo.newer_specs import NEEDS
-from tests.zoo.pooling_specs import CLASSES, ROPE, SCORE, VISION, PoolingSpec
+from tests.zoo.pooling_specs import CLASSES, ROPE, SCORE, TOKEN, VISION, PoolingSpec
 from tests.zoo.processors import FIRST, SIDE
 from tests.zoo.renamed_specs import INTERNLM2
 from tests.zoo.tile_specs import SIGLIP
@@ -37,6 +39,14 @@ FLASH = (
     (r"post_attention_layernorm", "norm1"),
     (r"post_mlp_layernorm", "norm2"),
 )
+
+TIMES = 7  # that a token may stand for
+
+
+def _thinker(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of Qwen3-ASR as first published, which says how many times there are."""
+    return {"model_type": "qwen3_asr", "thinker_config": {**config, "classify_num": TIMES}}
+
 
 COL_MODERN = PoolingSpec(
     "ColModernVBertForRetrieval",
@@ -149,4 +159,22 @@ SPECS = (
         auto="LlamaNemotronVLForSequenceClassification",
     ),
     NEMOTRON_VL,
+    PoolingSpec(
+        "Qwen3ASRForcedAlignerForTokenClassification",
+        "Qwen3 Forced Aligner",
+        "qwen3_asr",
+        {**QWEN3_HEARS, "num_labels": TIMES},
+        auto=TOKEN,
+        processor=QWEN3_ASR.processor,
+        cases=QWEN3_ASR.cases,
+        published=(
+            (r"^model\.language_model\.", "model."),
+            (r"^model\.audio_tower\.", "audio_tower."),
+            (r"^model\.multi_modal_projector\.linear_", "audio_tower.proj"),
+            (r"^score\.", "lm_head."),
+            (r"^", "thinker."),
+        ),
+        published_config=_thinker,
+        needs=TORCHVISION,
+    ),
 )
